@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import serve
 from tonnage.garbage import no_collection
 from tonnage.serve.engine import Engine
-from tonnage.serve.model_runner.graphs import DecodeGraphs
 from tonnage.serve.model_runner.inputs import Inputs, Staging
-from tonnage.serve.model_runner.runner import Runner, TokensInTransit
+from tonnage.serve.model_runner.runner import DecodeGraphs, Runner, TokensInTransit
 from tonnage.serve.sampling import Sampling
 from tonnage.serve.scheduler.scheduler import Scheduler
 

@@ -5,7 +5,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from tonnage.allocator import AllocatorSettings, Block, CachingAllocator
+from tonnage.allocator import AllocatorSettings, CachingAllocator
+from tonnage.allocator.blocks import Block
 from tonnage.recording import Recording
 from tonnage.recording.snapshot import SnapshotLimits, Stream, load, recording_of, snapshot_of
 

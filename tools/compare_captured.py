@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tonnage.recording import CapturedStep, read_recording
+from tonnage.clock.captured import CapturedStep
+from tonnage.recording import read_recording
 
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "results" / "steps-operators-h200.jsonl.gz"
 Key = tuple[str, str, str]

@@ -31,7 +31,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from tonnage.models.expressions import evaluate, names_in
+from tonnage.models.templates import evaluate, names_in
 
 OUTPUT = build_traced.ARCHITECTURES
 # Values that make a family's rules visible where the defaults hide them.

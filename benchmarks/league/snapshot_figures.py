@@ -48,7 +48,7 @@ def walked(snapshot: dict[str, Any]) -> tuple[int, int, int]:
 
 def figures_of(path: Path) -> dict[str, Any]:
     """One line of the table."""
-    from tonnage.allocator import replay
+    from tonnage.allocator.replay import replay
     from tonnage.recording.snapshot import read_traced
 
     with path.open("rb") as file:

@@ -1,6 +1,4 @@
-"""Disable garbage collection while many long-lived objects are created, when collecting takes longer than creating
-them.
-"""
+"""Disable garbage collection while many long-lived objects are created: collecting would take longer than that."""
 
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Bytes by category on one device: the table that predictions and measurements share.
-
-A ledger may come from a recording's peak, a plan or a probe.
-"""
+"""Bytes by category on one device, from a recording's peak, a plan or a probe."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -43,30 +43,22 @@ def parse_bytes(text: str) -> int:
 def budget_bytes(
     size: str | SupportsFloat | None, free_bytes: int, *, name: str = "budget", least_bytes: int = 1
 ) -> int:
-    """Return a budget in bytes: a size ("40 GiB"), a number of bytes (Python's or NumPy's), or a share of `free_bytes`
-    ("80%").
-
-    None means all that is free.
-    """
+    """Return a budget in bytes: a size ("40 GiB"), a number, a share of `free_bytes` ("80%"), or all of them (None)."""
     if size is None:
         return free_bytes
-    asked: float = _asked(size, free_bytes, name)
+    asked: float
+    if isinstance(size, str):
+        share = _SHARE.fullmatch(size)
+        if share and float(share[1]) > 100:
+            raise BadSize(f"{name} is {size.strip()}, which is more than all that is free.", hint=_BUDGETS)
+        asked = free_bytes * float(share[1]) / 100 if share else parse_bytes(size)
+    elif isinstance(size, bool) or not isinstance(size, Real):
+        raise BadSize(f"{name} is {size!r}, which is neither a size nor a number of bytes.", hint=_BUDGETS)
+    else:
+        asked = int(size) if isinstance(size, Integral) else float(size)
     if not math.isfinite(asked) or asked < least_bytes:
         raise BadSize(f"{name} is {size}; it must be a finite number of bytes, {least_bytes} or more.", hint=_BUDGETS)
     return int(asked)
-
-
-def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
-    if isinstance(size, str):
-        share = _SHARE.fullmatch(size)
-        if share is None:
-            return parse_bytes(size)
-        if float(share[1]) > 100:
-            raise BadSize(f"{name} is {size.strip()}, which is more than all that is free.", hint=_BUDGETS)
-        return free_bytes * float(share[1]) / 100
-    if isinstance(size, bool) or not isinstance(size, Real):
-        raise BadSize(f"{name} is {size!r}, which is neither a size nor a number of bytes.", hint=_BUDGETS)
-    return int(size) if isinstance(size, Integral) else float(size)
 
 
 def is_size(text: str) -> bool:
@@ -106,9 +98,7 @@ def unit_for(size_bytes: int) -> str:
 def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     """Format bytes like "92.41 GiB": two decimals in the given or a suitable unit; plain bytes are whole."""
     unit = unit or unit_for(size_bytes)
-    if unit == "B":
-        return f"{size_bytes} B"
-    return f"{size_bytes / _BINARY[unit]:.2f} {unit}"
+    return f"{size_bytes} B" if unit == "B" else f"{size_bytes / _BINARY[unit]:.2f} {unit}"
 
 
 def percent(share: float, digits: int = 1) -> str:

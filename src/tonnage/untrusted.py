@@ -1,8 +1,4 @@
-"""Read untrusted bytes, JSON and text within limits.
-
-Every reader of outside files begins here, so that none of them blocks on a pipe, inflates a zip bomb, or overflows
-Python's stack with nested brackets. Nothing is executed.
-"""
+"""Read files from outside: nothing blocks on a pipe, inflates a zip bomb, overflows the stack or is executed."""
 
 import errno
 import gzip
@@ -59,28 +55,25 @@ def read_bytes(path: Path, most_bytes: int, *, inflate: bool = False) -> bytes:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
     if inflate and data.startswith(GZIP_MAGIC) and len(data) <= most_bytes:
         most_bytes = min(most_bytes, _GRACE_BYTES + _MOST_RATIO * len(data))
-        data = _inflated(data, most_bytes)
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as inflated:
+                data = inflated.read(most_bytes + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise Unreadable(f"is damaged: {error}") from None
     if len(data) > most_bytes:
         raise Unreadable(f"holds more than {most_bytes // 2**20} MiB")
     return data
 
 
-def _inflated(data: bytes, most_bytes: int) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            return file.read(most_bytes + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(f"is damaged: {error}") from None
-
-
 def parse_json(data: bytes, *, errors: str = "strict") -> Any:
-    """Return the value of a JSON text nested no deeper than `MOST_DEPTH`; `errors` is passed to `bytes.decode`.
-
-    Terminal control characters and lone surrogates become question marks.
-    """
+    """Return the value of a JSON text of limited depth, control characters and lone surrogates as question marks."""
     brackets = data.count(b"[") + data.count(b"{")
-    if brackets > MOST_DEPTH and _is_deep(data):
-        raise Unreadable(f"is nested too deeply: more than {MOST_DEPTH} levels")
+    if brackets > MOST_DEPTH:
+        # Only brackets outside strings nest.
+        bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
+        marks = re.sub(rb'"[^"]*"?', b"", bare)
+        if max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > MOST_DEPTH:
+            raise Unreadable(f"is nested too deeply: more than {MOST_DEPTH} levels")
     if len(data) > _GRACE_BYTES and brackets * _BYTES_PER_BRACKET > len(data):
         raise Unreadable(f"holds {brackets:,} lists and objects, and little in them")
     if b"\\u" in data or b"\xc2" in data:
@@ -91,13 +84,6 @@ def parse_json(data: bytes, *, errors: str = "strict") -> Any:
         raise Unreadable("is not text") from None
     except ValueError as error:
         raise Unreadable(f"is not JSON: {str(error).partition(':')[0]}") from None
-
-
-def _is_deep(data: bytes) -> bool:
-    """Check only brackets outside strings: nothing else nests."""
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_MARKS).replace(b'""', b"")
-    marks = re.sub(rb'"[^"]*"?', b"", bare)
-    return max(accumulate(map(_STEPS.__getitem__, marks)), default=0) > MOST_DEPTH
 
 
 def parse_text(data: bytes) -> str:

@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tonnage.allocator.blocks import Block
 
 MIB = 2**20
 TEXTS = [

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.allocator import AllocatorSettings, BadAllocatorSettings, CachingAllocator, OutOfMemory, replay
-from tonnage.allocator.replay import ACQUIRING, RELEASING
+from tonnage.allocator import AllocatorSettings, BadAllocatorSettings, CachingAllocator, OutOfMemory
+from tonnage.allocator.replay import ACQUIRING, RELEASING, replay
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parent / "data" / "recorded.json.gz").read_bytes()))
 TEXTS = RECORDED.pop("texts")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.allocator import LiveBlock, Segment, State, read_trace, replay
+from tonnage.allocator.adopt import LiveBlock, Segment, State
+from tonnage.allocator.replay import read_trace, replay
 from tonnage.errors import BadTrace
 from tonnage.recording.replay import outcome_on
 from tonnage.recording.snapshot import read_traced

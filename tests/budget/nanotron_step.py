@@ -7,7 +7,8 @@ against it. Collectives end at once: how far the host runs ahead of the device i
 from collections import deque
 from dataclasses import dataclass, field
 
-from tonnage.allocator import Block, CachingAllocator
+from tonnage.allocator import CachingAllocator
+from tonnage.allocator.blocks import Block
 
 GIB = 2**30
 DDP_BUCKET_BYTES = 25 * 2**20

@@ -270,7 +270,7 @@ def _request(rng: Random, file: str) -> Call:
     def read() -> object:
         from tonnage.errors import RequestError
         from tonnage.serve.server import schemas
-        from tonnage.serve.server.errors import ApiError
+        from tonnage.serve.server.limits import ApiError
 
         try:
             kind = rng.choice((schemas.CompletionRequest, schemas.ChatRequest))

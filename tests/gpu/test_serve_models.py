@@ -10,9 +10,8 @@ from serve.models.tiny import Pages, expected_logits, make_model, prompts, save
 from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import architecture_of, read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.experts import _grouped, _in_turn
-from tonnage.serve.models.linear import EIGHT_BIT
 from tonnage.serve.models.load import load_decoder, random_decoder
+from tonnage.serve.models.weights import EIGHT_BIT, ExpertStack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -56,7 +55,10 @@ def test_the_grouped_product_is_that_of_experts_in_turn(ends: list[int]) -> None
     rows = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(4, 64, 256, device="cuda", dtype=torch.bfloat16)
     borders = torch.tensor(ends, dtype=torch.int32, device="cuda")
-    torch.testing.assert_close(_grouped(rows, weight, borders), _in_turn(rows, weight, borders), atol=0.25, rtol=0.02)
+    stack = ExpertStack(weight, None, torch.bfloat16)
+    stack.grouped = False
+    in_turn, stack.grouped = stack(rows, borders, borders), True
+    torch.testing.assert_close(stack(rows, borders, borders), in_turn, atol=0.25, rtol=0.02)
 
 
 @pytest.mark.parametrize("case", [*DENSE, *SPARSE])

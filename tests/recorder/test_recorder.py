@@ -3,7 +3,7 @@
 from tonnage.ledger import Category
 from tonnage.recorder.recorder import CUBLAS_BYTES, Entry, Log, LoggedPhases, attribute
 from tonnage.recording.records import Allocation
-from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.phases import Origin
 
 NOWHERE = Origin("script")
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from support import training_run
+from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.errors import BadRecording
-from tonnage.recording import CapturedCall, CapturedStep, read_recording, write_recording
+from tonnage.recording import read_recording, write_recording
 from tonnage.recording.layout import APPLICATION_ID, SCHEMAS
 from tonnage.recording.store import packed, unpacked
 

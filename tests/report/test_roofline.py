@@ -1,8 +1,10 @@
 import pytest
 
+from tonnage.clock.operators import Work
 from tonnage.hardware import find_gpu
 from tonnage.report.roofline import fixes_of, roofline_lines, seconds_words
-from tonnage.roofline import Analysis, GpuTime, Item, RooflineProfile, Work, analyse, catalogue_ceilings
+from tonnage.roofline import Analysis, analyse, catalogue_ceilings
+from tonnage.roofline.items import GpuTime, Item, RooflineProfile
 
 H200 = catalogue_ceilings(find_gpu("h200"))
 

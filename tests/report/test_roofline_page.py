@@ -9,19 +9,12 @@ import pytest
 
 import chromium
 from chromium import Browser
+from tonnage.clock.operators import Work
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model
 from tonnage.report.roofline_page import HEIGHT, WIDTH, roofline_page
-from tonnage.roofline import (
-    Analysis,
-    Item,
-    RooflineProfile,
-    Work,
-    analyse,
-    catalogue_ceilings,
-    model_profile,
-    read_profile,
-)
+from tonnage.roofline import Analysis, analyse, catalogue_ceilings, model_profile, read_profile
+from tonnage.roofline.items import Item, RooflineProfile
 
 DATA = Path(__file__).parents[1] / "roofline" / "data"
 H200 = catalogue_ceilings(find_gpu("h200"))

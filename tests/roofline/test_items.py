@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.roofline import Item, Work
-from tonnage.roofline.items import Activity, gathered, short_kernel_name, timeline_of
+from tonnage.clock.operators import Work
+from tonnage.roofline.items import Activity, Item, gathered, short_kernel_name, timeline_of
 
 
 def kernel(name: str = "add", seconds: float = 1.0, **more) -> Item:

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.models import all_presets, find_model
-from tonnage.roofline import PHASES, Bound, RooflineProfile, analyse, catalogue_ceilings, model_profile
+from tonnage.roofline import Bound, analyse, catalogue_ceilings, model_profile
+from tonnage.roofline.items import RooflineProfile
+from tonnage.roofline.layers import PHASES
 
 LLAMA = find_model("llama-3.1-8b")
 H200 = catalogue_ceilings(find_gpu("h200"))

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import torchvision_names  # noqa: F401
+from tonnage.clock.captured import CapturedStep
 from tonnage.hardware import find_gpu
-from tonnage.recording import CapturedStep, Note, Recording
+from tonnage.recording import Note, Recording
 from tonnage.script import capture
 from tonnage.virtual.builds import new_session
 

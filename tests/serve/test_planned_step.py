@@ -18,8 +18,7 @@ from tonnage.budget.serving import own_engine
 from tonnage.budget.serving.own_engine import EngineOptions
 from tonnage.serve.batch import Batch
 from tonnage.serve.models import decoder as decoding
-from tonnage.serve.models import experts
-from tonnage.serve.models import linear as products
+from tonnage.serve.models import weights as products
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder
@@ -69,7 +68,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(decoding, "add_norm", normed)
     monkeypatch.setattr(decoding, "ACTIVATIONS", {"silu": halved, "gelu_tanh": halved})
     monkeypatch.setattr(products, "matmul8", product)
-    monkeypatch.setattr(experts, "_in_turn", grouped)
+    monkeypatch.setattr(products, "_in_turn", grouped)
     yield
 
 

@@ -1,8 +1,7 @@
 """The state of an allocator in mid-run: the segments it already held, and the blocks in use.
 
 Free neighbours are always merged, so the blocks in use determine the free ones between them. A block that overlaps
-another or is in no segment is left out. This module builds the chains of blocks; the caller counts the blocks in
-use.
+another or is in no segment is left out. The caller counts the blocks in use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Blocks, the sorted sets of them that a pool keeps, and those that wait for a stream.
-
-A segment is a chain of blocks that tile it. This module keeps chains and sets in order and describes them; it does not
-decide which block is taken, split or freed.
-"""
+"""Blocks, which tile a segment as a chain, the sorted sets of them that a pool keeps, and those that await a stream."""
 
 from __future__ import annotations
 
@@ -161,10 +157,9 @@ class PrivatePool:
 
 
 class StreamUses:
-    """The streams that blocks were recorded on, and the freed blocks that wait until those have caught up.
+    """The streams that blocks were recorded on, and freed blocks that wait until callers say that those have caught up.
 
-    On a simulated GPU nothing runs, so callers say when a stream has caught up. While allocations go to a private pool
-    (as in graph capture) no stream can be queried, and such blocks wait until that is over.
+    While allocations go to a private pool (as in graph capture) no stream can be queried, and they wait until that is over.
     """
 
     def __init__(self, reuse: Callable[[Block], None]) -> None:

@@ -299,7 +299,20 @@ class CachingAllocator:
         if block is None:
             self.counters.ooms += 1
             self._segments.notify("oom", self.free_bytes, size, stream)
-            raise OutOfMemory(self._shortage(requested, segment_bytes))
+            private = [half for pool in self._pools.values() for half in pool.halves]
+            shortage = Shortage(
+                device=self.device,
+                requested_bytes=requested,
+                segment_bytes=segment_bytes,
+                capacity_bytes=self.capacity_bytes,
+                free_bytes=self.free_bytes,
+                allowed_bytes=self.allowed_bytes,
+                process_bytes=self.counters.reserved_bytes + self.outside_bytes,
+                allocated_bytes=self.counters.allocated_bytes,
+                reserved_bytes=self.counters.reserved_bytes,
+                private_pool_bytes=sum(block.size for half in private for block in half.all_free()),
+            )
+            raise OutOfMemory(shortage)
         return block
 
     def _from_device(self, pool: BlockPool, size: int, segment_bytes: int, stream: int) -> Block | None:
@@ -309,21 +322,6 @@ class CachingAllocator:
         if self._settings.expandable_segments:
             return self._segments.grow(pool, size, stream)
         return self._segments.allocate(pool, segment_bytes, stream)
-
-    def _shortage(self, requested: int, segment_bytes: int) -> Shortage:
-        private = [half for pool in self._pools.values() for half in pool.halves]
-        return Shortage(
-            device=self.device,
-            requested_bytes=requested,
-            segment_bytes=segment_bytes,
-            capacity_bytes=self.capacity_bytes,
-            free_bytes=self.free_bytes,
-            allowed_bytes=self.allowed_bytes,
-            process_bytes=self.counters.reserved_bytes + self.outside_bytes,
-            allocated_bytes=self.counters.allocated_bytes,
-            reserved_bytes=self.counters.reserved_bytes,
-            private_pool_bytes=sum(block.size for pool in private for block in pool.all_free()),
-        )
 
     def empty_cache(self, pool_id: PoolId | None = None) -> None:
         """Release free memory: of every pool, or of one private pool without users."""

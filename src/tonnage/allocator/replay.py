@@ -103,20 +103,12 @@ class ReplayResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result in plain types."""
-        counts, differences = ("events", "allocations", "ooms"), [asdict(each) for each in self.differences]
-        frees = (
-            "older_blocks",
-            "older_bytes",
-            "unknown_frees",
-            "lost_frees",
-            "peak_allocated_bytes",
-            "peak_reserved_bytes",
-        )
+        counts = "older_blocks older_bytes unknown_frees lost_frees peak_allocated_bytes peak_reserved_bytes".split()
         return {
+            **{name: getattr(self, name) for name in ("events", "allocations", "ooms")},
+            "exact": not self.differences,
+            "differences": [asdict(each) for each in self.differences],
             **{name: getattr(self, name) for name in counts},
-            "exact": not differences,
-            "differences": differences,
-            **{name: getattr(self, name) for name in frees},
             "peak_active_bytes": self.stats["active_bytes.all.peak"],
             "peak_requested_bytes": self.stats["requested_bytes.all.peak"],
             "fragmentation": {
@@ -153,10 +145,7 @@ def _is_event(row: object) -> bool:
 def replay(
     events: Sequence[Event], settings: AllocatorSettings | None = None, start: State | None = None
 ) -> ReplayResult:
-    """Run events through the model, from a state if they start in mid-run.
-
-    Without settings, expandable segments are on if the trace maps pages.
-    """
+    """Run events, from a state if they start in mid-run. Without settings, segments expand if the trace maps pages."""
     if settings is None:
         settings = AllocatorSettings(expandable_segments=any(event[0] == "segment_map" for event in events))
     try:

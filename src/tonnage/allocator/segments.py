@@ -41,15 +41,13 @@ class ExpandableSegment:
 
     def outward(self, start: int, stop: int) -> tuple[int, int]:
         """Return the pages that cover a range."""
-        return self._page(start), -self._page(-stop)
+        base, page = self.address, self.page_bytes
+        return base + (start - base) // page * page, base - (base - stop) // page * page
 
     def inward(self, start: int, stop: int) -> tuple[int, int]:
         """Return the pages completely within a range."""
-        return -self._page(-start), self._page(stop)
-
-    def _page(self, address: int) -> int:
-        base = self.address if address >= 0 else -self.address
-        return base + (address - base) // self.page_bytes * self.page_bytes
+        base, page = self.address, self.page_bytes
+        return base - (base - start) // page * page, base + (stop - base) // page * page
 
 
 class AddressSpace:
@@ -68,7 +66,13 @@ class AddressSpace:
                     holes[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
                     return start
         length = -(-size_bytes // RANGE_BYTES) * RANGE_BYTES
-        start = self._reserve(length)
+        for index, (bottom, top) in reversed([*enumerate(self._gaps)]):
+            if top - bottom >= length:
+                self._gaps[index : index + 1] = [(bottom, top - length)] if top - bottom > length else []
+                start = top - length
+                break
+        else:
+            self._bottom = start = self._bottom - length
         left = [(start + size_bytes, start + length)] if length > size_bytes else []
         self._ranges.append((start, start + length, left))
         return start
@@ -81,15 +85,6 @@ class AddressSpace:
         if holes == [(start, stop)]:
             del self._ranges[index]
             self._gaps = _merged([*self._gaps, (start, stop)])
-
-    def _reserve(self, length: int) -> int:
-        for index in reversed(range(len(self._gaps))):
-            start, stop = self._gaps[index]
-            if stop - start >= length:
-                self._gaps[index : index + 1] = [(start, stop - length)] if stop - start > length else []
-                return stop - length
-        self._bottom -= length
-        return self._bottom
 
 
 def _merged(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -112,9 +107,7 @@ class Segments:
         observer: Observer | None,
         placement: Placement | None,
     ) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.outside_bytes = outside_bytes
-        self.settings = settings
+        self.capacity_bytes, self.outside_bytes, self.settings = capacity_bytes, outside_bytes, settings
         self.is_unlimited = False
         self.counters = AllocatorCounters()
         self._addresses = AddressSpace()
@@ -161,14 +154,13 @@ class Segments:
 
     def release_pool(self, pool: BlockPool) -> None:
         """Release every free fixed segment, and every free page of the expandable ones."""
-        growing = []
-        for block in pool.all_free():
-            if block.segment is not None:
-                growing.append(block)
-            elif not block.is_split:
+        free = pool.all_free()
+        for block in free:
+            if block.segment is None and not block.is_split:
                 self.release(block)
-        for block in growing:
-            self.unmap(block)
+        for block in free:
+            if block.segment is not None:
+                self.unmap(block)
 
     def collect_garbage(self, pool: BlockPool, excess_bytes: int) -> None:
         """Release free segments of at least average age, round by round, until the excess is gone."""
@@ -184,10 +176,7 @@ class Segments:
                 self.release(block)
 
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Release one block above `max_split_size_mb` that is large enough, or several from the largest down.
-
-        Smaller requests can never use them.
-        """
+        """Release a block above `max_split_size_mb` (which smaller requests never use), or several, largest first."""
         limit, free = self.settings.max_split_bytes, pool.free.get(stream)
         if limit == SIZE_MAX or free is None:
             return False
@@ -207,7 +196,15 @@ class Segments:
 
     def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """Return a block of at least this size, by mapping pages at the lowest address with room."""
-        block = self._growable(pool, size, stream) or self._new_range(pool, size, stream)
+        block = self._growable(pool, size, stream)
+        if block is None:
+            page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
+            # An eighth more than the device has, so that pages can move to the end of a segment.
+            length = max(self.capacity_bytes + self.capacity_bytes // 8, size if self.is_unlimited else 0)
+            length = -(-length // page) * page
+            segment = ExpandableSegment(self._place(length), length, page)
+            block = Block(segment.address, length, stream, pool, segment, UNMAPPED)
+            pool.add_unmapped(block)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -258,18 +255,6 @@ class Segments:
             if room >= size:
                 return start
         return None
-
-    def _new_range(self, pool: BlockPool, needed: int, stream: int) -> Block:
-        page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
-        # An eighth more than the device has, so that pages can move to the end of a segment.
-        size = self.capacity_bytes + self.capacity_bytes // 8
-        if self.is_unlimited:
-            size = max(size, needed)
-        size = -(-size // page) * page
-        segment = ExpandableSegment(self._place(size), size, page)
-        block = Block(segment.address, size, stream, pool, segment, UNMAPPED)
-        pool.add_unmapped(block)
-        return block
 
     def _map(self, block: Block, size: int) -> bool:
         segment, pool = block.segment, block.pool

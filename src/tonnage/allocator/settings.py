@@ -79,20 +79,20 @@ class AllocatorSettings:
     def changed_by(self, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
         """Return the result of `torch.cuda.memory._set_allocator_settings(text)`, which resets some options."""
         tokens = _Tokens(text)
-        known = {key for key in _COMMON_READERS | _CUDA_READERS if torch_version >= (2, 12) or key not in _SINCE_2_12}
+        known = {key for key in _COMMON_OPTIONS | _CUDA_OPTIONS if torch_version >= (2, 12) or key not in _SINCE_2_12}
         draft = {field.name: getattr(self, field.name) for field in fields(self)}
         draft |= {name: getattr(_DEFAULTS, name) for name in _STARTING_OVER} | {"text": text}
         for index, token in enumerate(tokens.items):
             if token == "large_segment_size_mb":
-                _COMMON_READERS[token](tokens, index, draft)
+                _read(tokens, index, draft)
         draft["max_non_split_rounding_bytes"] = draft["large_segment_bytes"]
-        for readers in (_COMMON_READERS, _CUDA_READERS):
+        for options in (_COMMON_OPTIONS, _CUDA_OPTIONS):
             index = 0
-            while index < len(tokens):
+            while index < len(tokens.items):
                 key = tokens.at(index)
                 if key not in known:
                     raise BadAllocatorSettings(f"Unrecognized key '{key}' in Accelerator allocator config.")
-                index = 2 + (readers[key](tokens, index, draft) if key in readers else tokens.skip(index))
+                index = 2 + (_read(tokens, index, draft) if key in options else tokens.skip(index))
         return replace(self, **draft)
 
     def rounded_bytes(self, size_bytes: int) -> int:
@@ -154,9 +154,6 @@ class _Tokens:
     def __init__(self, text: str) -> None:
         self.items: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
 
-    def __len__(self) -> int:
-        return len(self.items)
-
     def at(self, index: int) -> str:
         if index >= len(self.items):
             raise BadAllocatorSettings("Index out of bounds in ConfigTokenizer", RuntimeError)
@@ -205,34 +202,25 @@ class _Tokens:
         return self.items.index("]", index + 2)
 
 
-_Draft = dict[str, Any]
-_Reader = Callable[[_Tokens, int, _Draft], int]
-
-
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _option(
-    name: str, parse: Callable[[_Tokens, int], Any], *checks: tuple[Callable[[Any, int], bool], str]
-) -> _Reader:
-    """Return a reader of one value: parsed, checked with PyTorch's messages, and stored under this name.
-
-    A check gets the value and the MiB of a large segment.
-    """
-
-    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
-        value, least = parse(tokens, index + 2), draft["large_segment_bytes"] // MIB
-        for is_valid, refusal in checks:
-            if not is_valid(value, least):
-                raise BadAllocatorSettings(refusal.format(value=value, least=least))
-        draft[name] = min(value, SIZE_MAX // MIB) * MIB if name.endswith("_bytes") else value
-        return index + 2
-
-    return read
+def _read(tokens: _Tokens, index: int, draft: dict[str, Any]) -> int:
+    """Parse an option's value, check it and store it under its field's name; return the index of its last token."""
+    key = tokens.at(index)
+    if key == "roundup_power2_divisions":
+        return _read_divisions(tokens, index, draft)
+    name, parse = (_COMMON_OPTIONS | _CUDA_OPTIONS)[key]
+    value, least = parse(tokens, index + 2), draft["large_segment_bytes"] // MIB
+    for is_valid, refusal in _CHECKS.get(key, ()):
+        if not is_valid(value, least):
+            raise BadAllocatorSettings(refusal.format(key=key, value=value, least=least))
+    draft[name] = min(value, SIZE_MAX // MIB) * MIB if name.endswith("_bytes") else value
+    return index + 2
 
 
-def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
+def _read_divisions(tokens: _Tokens, index: int, draft: dict[str, Any]) -> int:
     def divisor(index: int, refusal: str, *, or_zero: bool = False) -> int:
         value = tokens.whole(index)
         if not (_is_power_of_two(value) or (or_zero and value == 0)):
@@ -247,7 +235,7 @@ def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
     divisions = list(draft["roundup_power2_divisions"])
     last: int | None = None
     index += 1
-    while index < len(tokens) and tokens.at(index) != "]":
+    while index < len(tokens.items) and tokens.at(index) != "]":
         boundary = index
         index += 2
         value = divisor(index, "divisions has to be power of 2 or 0 to disable roundup", or_zero=True)
@@ -262,7 +250,7 @@ def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
             divisions[interval] = value
             last = interval
         index += 1 if tokens.at(index + 1) == "]" else 2
-    if index >= len(tokens):
+    if index >= len(tokens.items):
         raise BadAllocatorSettings(_UNCLOSED, RuntimeError)
     draft["roundup_power2_divisions"] = tuple(divisions)
     return index
@@ -270,70 +258,61 @@ def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
 
 _DEFAULTS = AllocatorSettings()
 _STARTING_OVER = ("max_split_bytes", "roundup_power2_divisions", "garbage_collection_threshold")
-_AT_LEAST_A_SEGMENT = {
-    "max_split_size_mb": "max_split_bytes",
-    "max_non_split_rounding_mb": "max_non_split_rounding_bytes",
+# By key: the field, and how its value is parsed. A size in MiB becomes bytes.
+_Option = tuple[str, Callable[[_Tokens, int], Any]]
+_COMMON_OPTIONS: dict[str, _Option] = {
+    "large_segment_size_mb": ("large_segment_bytes", _Tokens.whole),
+    "max_split_size_mb": ("max_split_bytes", _Tokens.whole),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _Tokens.whole),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _Tokens.real),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _Tokens.whole),  # or a list
+    "expandable_segments": ("expandable_segments", _Tokens.flag),
+    "pinned_use_background_threads": ("pinned_use_background_threads", _Tokens.flag),
+    "pinned_max_round_threshold_mb": ("pinned_max_round_threshold_bytes", _Tokens.whole),
+    "pinned_max_cached_size_mb": ("pinned_max_cached_bytes", _Tokens.whole),
 }
-_COMMON_READERS: dict[str, _Reader] = {
-    "large_segment_size_mb": _option(
-        "large_segment_bytes",
-        _Tokens.whole,
-        (lambda size, _: size > 10, "CachingAllocator option large_segment_size_mb must be > 10 MB"),
-    ),
-    **{
-        key: _option(
-            name,
-            _Tokens.whole,
-            (lambda size, least: size >= least, f"CachingAllocator option {key} too small, must be >= {{least}}"),
-        )
-        for key, name in _AT_LEAST_A_SEGMENT.items()
-    },
-    "garbage_collection_threshold": _option(
-        "garbage_collection_threshold",
-        _Tokens.real,
-        (lambda share, _: 0 < share < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
-    ),
-    "roundup_power2_divisions": _read_divisions,
-    "expandable_segments": _option("expandable_segments", _Tokens.flag),
-    "pinned_use_background_threads": _option("pinned_use_background_threads", _Tokens.flag),
-    "pinned_max_round_threshold_mb": _option("pinned_max_round_threshold_bytes", _Tokens.whole),
-    "pinned_max_cached_size_mb": _option("pinned_max_cached_bytes", _Tokens.whole),
+_CUDA_OPTIONS: dict[str, _Option] = {
+    "backend": ("backend", _Tokens.at),
+    "release_lock_on_cudamalloc": ("release_lock_on_cudamalloc", _Tokens.flag),
+    "release_lock_on_hipmalloc": ("release_lock_on_cudamalloc", _Tokens.flag),
+    "pinned_use_cuda_host_register": ("pinned_use_cuda_host_register", _Tokens.flag),
+    "pinned_use_hip_host_register": ("pinned_use_cuda_host_register", _Tokens.flag),
+    "pinned_num_register_threads": ("pinned_num_register_threads", _Tokens.whole),
+    "pinned_reserve_segment_size_mb": ("pinned_reserve_segment_bytes", _Tokens.whole),
+    "pinned_free_catch_all": ("pinned_free_catch_all", _Tokens.flag),
+    "graph_capture_record_stream_reuse": ("graph_capture_record_stream_reuse", _Tokens.flag),
+    "per_process_memory_fraction": ("memory_fraction", _Tokens.real),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _Tokens.flag),
 }
-_CUDA_READERS: dict[str, _Reader] = {
-    "backend": _option(
-        "backend",
-        _Tokens.at,
+# What must hold for a value and the MiB of a large segment, and what PyTorch says otherwise.
+_Check = tuple[Callable[[Any, int], bool], str]
+_A_SEGMENT: _Check = (lambda size, least: size >= least, "CachingAllocator option {key} too small, must be >= {least}")
+_CHECKS: dict[str, list[_Check]] = {
+    "large_segment_size_mb": [(lambda size, _: size > 10, "CachingAllocator option {key} must be > 10 MB")],
+    "max_split_size_mb": [_A_SEGMENT],
+    "max_non_split_rounding_mb": [_A_SEGMENT],
+    "garbage_collection_threshold": [
+        (lambda share, _: 0 < share < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
+    ],
+    "backend": [
         (
             lambda name, _: name in ("native", "cudaMallocAsync"),
             "Unknown allocator backend, options are native and cudaMallocAsync",
-        ),
-    ),
-    "release_lock_on_cudamalloc": _option("release_lock_on_cudamalloc", _Tokens.flag),
-    "release_lock_on_hipmalloc": _option("release_lock_on_cudamalloc", _Tokens.flag),
-    "pinned_use_cuda_host_register": _option("pinned_use_cuda_host_register", _Tokens.flag),
-    "pinned_use_hip_host_register": _option("pinned_use_cuda_host_register", _Tokens.flag),
-    "pinned_num_register_threads": _option(
-        "pinned_num_register_threads",
-        _Tokens.whole,
+        )
+    ],
+    "pinned_num_register_threads": [
         (lambda value, _: _is_power_of_two(value), "Number of register threads has to be power of 2, got {value}"),
         (
             lambda value, _: value <= MAX_REGISTER_THREADS,
             f"Number of register threads should be less than or equal to {MAX_REGISTER_THREADS}, got {{value}}",
         ),
-    ),
-    "pinned_reserve_segment_size_mb": _option(
-        "pinned_reserve_segment_bytes",
-        _Tokens.whole,
-        (lambda size, _: size > 0, "Pinned reserve segment size has to be greater than 0"),
-    ),
-    "pinned_free_catch_all": _option("pinned_free_catch_all", _Tokens.flag),
-    "graph_capture_record_stream_reuse": _option("graph_capture_record_stream_reuse", _Tokens.flag),
-    "per_process_memory_fraction": _option(
-        "memory_fraction",
-        _Tokens.real,
-        (lambda share, _: 0 <= share <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]"),
-    ),
-    "throw_on_cudamalloc_oom": _option("throw_on_cudamalloc_oom", _Tokens.flag),
+    ],
+    "pinned_reserve_segment_size_mb": [
+        (lambda size, _: size > 0, "Pinned reserve segment size has to be greater than 0")
+    ],
+    "per_process_memory_fraction": [
+        (lambda share, _: 0 <= share <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+    ],
 }
 # PyTorch 2.11 rejected these four on a GPU, and 2.13 accepts them.
 _SINCE_2_12 = {

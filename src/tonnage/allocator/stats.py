@@ -1,11 +1,11 @@
-"""Counters of the allocator, as `torch.cuda.memory_stats()` reports them.
+"""Counters of the allocator, as `torch.cuda.memory_stats()` reports them. Callers report changes.
 
-They run for every tensor of a simulated run, so derivable values are not counted: `freed` is what was added since
-the last reset minus what is left of it, "all" is the sum of both pools (except for peaks), and a block is active
-while it is allocated or pending. The counters do not know blocks; callers report changes.
+They run for every tensor, so derivable values are not counted: `freed` is what was added since the last reset minus what
+is left of it, "all" is the sum of both pools (except for peaks), and an active block is allocated or pending.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 STATISTICS = tuple(
     "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes "
@@ -13,49 +13,40 @@ STATISTICS = tuple(
 )
 
 
+@dataclass(slots=True, eq=False)
 class PoolCounters:
     """Each statistic as `x` (current), `x_peak` and `x_total` (all that was ever added)."""
 
-    __slots__ = (
-        *(name + suffix for name in STATISTICS for suffix in ("", "_peak", "_total")),
-        "_kept",
-        "pending",
-        "pending_bytes",
-    )
-    allocation: int
-    allocation_peak: int
-    allocation_total: int
-    segment: int
-    segment_peak: int
-    segment_total: int
-    active: int
-    active_peak: int
-    active_total: int
-    inactive_split: int
-    inactive_split_peak: int
-    inactive_split_total: int
-    allocated_bytes: int
-    allocated_bytes_peak: int
-    allocated_bytes_total: int
-    reserved_bytes: int
-    reserved_bytes_peak: int
-    reserved_bytes_total: int
-    active_bytes: int
-    active_bytes_peak: int
-    active_bytes_total: int
-    inactive_split_bytes: int
-    inactive_split_bytes_peak: int
-    inactive_split_bytes_total: int
-    requested_bytes: int
-    requested_bytes_peak: int
-    requested_bytes_total: int
-
-    def __init__(self) -> None:
-        for name in STATISTICS:
-            for suffix in ("", "_peak", "_total"):
-                setattr(self, name + suffix, 0)
-        self._kept = dict.fromkeys(STATISTICS, 0)
-        self.pending = self.pending_bytes = 0
+    allocation: int = 0
+    allocation_peak: int = 0
+    allocation_total: int = 0
+    segment: int = 0
+    segment_peak: int = 0
+    segment_total: int = 0
+    active: int = 0
+    active_peak: int = 0
+    active_total: int = 0
+    inactive_split: int = 0
+    inactive_split_peak: int = 0
+    inactive_split_total: int = 0
+    allocated_bytes: int = 0
+    allocated_bytes_peak: int = 0
+    allocated_bytes_total: int = 0
+    reserved_bytes: int = 0
+    reserved_bytes_peak: int = 0
+    reserved_bytes_total: int = 0
+    active_bytes: int = 0
+    active_bytes_peak: int = 0
+    active_bytes_total: int = 0
+    inactive_split_bytes: int = 0
+    inactive_split_bytes_peak: int = 0
+    inactive_split_bytes_total: int = 0
+    requested_bytes: int = 0
+    requested_bytes_peak: int = 0
+    requested_bytes_total: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+    _kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATISTICS, 0))
 
     def update_active(self) -> None:
         """Update the derived statistics, before they are read or reset."""
@@ -165,13 +156,14 @@ class CountedPool(PoolCounters):
         self.reserved_bytes -= size_bytes
 
 
+@dataclass(slots=True, eq=False)
 class Gauge:
     """One number with its peak and its total."""
 
-    __slots__ = ("_kept", "current", "peak", "total")
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.total = self._kept = 0
+    current: int = 0
+    peak: int = 0
+    total: int = 0
+    _kept: int = 0
 
     def add(self, amount: int) -> None:
         """Change by an amount of either sign."""

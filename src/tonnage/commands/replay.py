@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from tonnage.allocator import ReplayResult
-    from tonnage.allocator.replay import Occupancy
+    from tonnage.allocator.replay import Occupancy, ReplayResult
     from tonnage.explain import Fix
     from tonnage.recording.records import Note
 
@@ -31,7 +30,7 @@ def replay(
 
     Exits 1 where the model and the trace disagree.
     """
-    from tonnage.allocator import replay as replay_events
+    from tonnage.allocator.replay import replay as replay_events
     from tonnage.errors import BadTrace
     from tonnage.explain.fixes import expandable_segments
     from tonnage.recording.layout import is_database

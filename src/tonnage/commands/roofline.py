@@ -34,7 +34,8 @@ def roofline(
     from tonnage.report.lines import print_lines
     from tonnage.report.output import page_target, wants_report, write_json, write_page
     from tonnage.report.roofline import roofline_figures, roofline_lines
-    from tonnage.roofline import PHASES, analyse, catalogue_ceilings, model_profile, read_ceilings, read_profile
+    from tonnage.roofline import analyse, catalogue_ceilings, model_profile, read_ceilings, read_profile
+    from tonnage.roofline.layers import PHASES
 
     page = page_target(html, opens=opens, force=force)
     if file:

@@ -24,7 +24,6 @@ from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, small
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import draw_others, eagerly
-from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import FitPlan, assemble, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
@@ -39,6 +38,7 @@ from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.units import budget_bytes, format_bytes
 
 _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)

@@ -6,7 +6,8 @@
 | "a100-80", "a100 80gb"                  | A100 80 GB                       |
 | "4090", "rtx-4090", "RTX 4090"          | RTX 4090                         |
 | "NVIDIA H200"                           | H200                             |
-| "a100-40:1g.5gb", "m4-max:64gb"         | a part of a GPU                  |
+| "a100-40:1g.5gb", "h100:3g.40gb"        | a MIG instance                   |
+| "m4-max:64gb"                           | an Apple chip with less memory   |
 | "my-card.toml", "cards/mine.toml"       | the GPU that the file describes  |
 
 `tonnage run` waits for the catalogue, and the standard parser takes half a millisecond per GPU: so a file is split at
@@ -18,7 +19,7 @@ import re
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -26,18 +27,13 @@ from typing import Any
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.gpu import Gpu, Overhead
+from tonnage.units import GIB
 
 DATA = Path(__file__).parent / "data"
 # Families in the order in which they are listed; each is a file.
 FAMILIES = ("data-centre", "instinct", "workstation", "geforce", "laptop", "apple")
 # Defaults for what most GPUs lack.
-_ABSENT: dict[str, Any] = {
-    "l3_bytes": 0,
-    "l3_bytes_per_s": 0.0,
-    "link": "",
-    "nvlink_bytes_per_s": 0.0,
-    "c2c_bytes_per_s": 0.0,
-}
+_ABSENT = {"l3_bytes": 0, "l3_bytes_per_s": 0.0, "link": "", "nvlink_bytes_per_s": 0.0, "c2c_bytes_per_s": 0.0}
 _HEADING = re.compile(r'^\["?([^"\]]+)"?\]', re.MULTILINE)
 _NAMES = re.compile(r"^(?:name|aliases) = (.+)$", re.MULTILINE)
 _QUOTED = re.compile(r'"([^"]+)"')
@@ -100,8 +96,6 @@ def find_gpu(name: str) -> Gpu:
         return read_gpu(Path(name))
     whole, colon, part = name.partition(":")
     if colon:
-        from tonnage.hardware.parts import part_of
-
         return part_of(find_gpu(whole), part)
     key = gpu_tables().keys_by_name.get(plain(name))
     if key is None:
@@ -175,7 +169,7 @@ def shared_by(architecture: str) -> dict[str, Any]:
 
 def build(key: str, row: dict[str, Any]) -> Gpu:
     """Build a GPU from its architecture's row overlaid with its own."""
-    merged = _ABSENT | shared_by(row["architecture"]) | row
+    merged: dict[str, Any] = _ABSENT | shared_by(row["architecture"]) | row
     overheads = shared_by("overhead") | merged.pop("overhead", {})
     return Gpu(
         **merged
@@ -193,3 +187,50 @@ def build(key: str, row: dict[str, Any]) -> Gpu:
 def _card(key: str) -> Gpu:
     tables = gpu_tables()
     return build(key, tables.table(key) | {"family": tables.sources[key]})
+
+
+_MEMORY = re.compile(r"(\d+)\s*(?:gi?b)?")
+# Up to this many GB, Metal recommends two thirds to one process, and three quarters beyond.
+_SMALL_GB = 32
+
+
+@cache
+def part_of(card: Gpu, words: str) -> Gpu:
+    """Return the part of that name; one object for each, as with whole GPUs."""
+    profile = words.strip().lower()
+    if profile != words:
+        return part_of(card, profile)
+    if card.maker == "Apple":
+        found, most = _MEMORY.fullmatch(words), int(card.aliases[0].rpartition("-")[2])
+        if found is None or not 8 <= int(found[1]) <= most:
+            hint = f"Write its memory, 8 to {most} GB: {card.key}:{most}gb."
+            raise UnknownGpu(f"{card.name} has no {words!r}.", hint=hint)
+        size = int(found[1])
+        share, said = (2 / 3, "two thirds") if size <= _SMALL_GB else (3 / 4, "three quarters")
+        source, memory_bytes = f"derived from Metal's share: {said} of {size} GB", int(size * GIB * share)
+        return replace(card, key=f"{card.key}:{size}gb", aliases=(), memory_bytes=memory_bytes, memory_source=source)
+    tables = DataTables.read(DATA / "mig.toml")
+    table = tables.table("cards").get(card.key)
+    if table is None:
+        raise UnknownGpu(f"{card.name} is not cut into MIG instances.", hint=f"Write {card.key}.")
+    known = tables.table(table)
+    if profile not in known:
+        hint = f"Its instances: {', '.join(f'{card.key}:{name}' for name in known)}."
+        raise UnknownGpu(f"{card.name} has no MIG instance {profile!r}.", hint=hint)
+    row = known[profile]
+    share, sms = row["eighths"] / 8, row["sm_count"] / card.sm_count
+    listed = "memory_gib" in row
+    return replace(
+        card,
+        key=f"{card.key}:{profile}",
+        name=f"{card.name} MIG {profile}",
+        aliases=(),
+        memory_bytes=int(row["memory_gib"] * GIB) if listed else int(card.memory_bytes * share),
+        memory_source="known from nvidia-smi" if listed else f"derived as {row['eighths']} eighths of the card's",
+        sm_count=row["sm_count"],
+        l2_bytes=int(card.l2_bytes * share),
+        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s * share,
+        rates=MappingProxyType({name: rate * sms for name, rate in card.rates.items()}),
+        link="",
+        nvlink_bytes_per_s=0.0,
+    )

@@ -92,15 +92,11 @@ def all_hosts() -> tuple[Host, ...]:
     return tuple(read_host(key) for key in host_tables().texts)
 
 
+@cache
 def homes_of(gpu: Gpu) -> tuple[Host, ...]:
     """Return the default hosts of a GPU, the smallest first."""
-    homes = _homes()
+    homes = DataTables.read(DATA / "homes.toml").table("homes")
     return tuple(read_host(key) for key in homes.get(gpu.key) or homes[gpu.family])
-
-
-@cache
-def _homes() -> dict[str, list[str]]:
-    return DataTables.read(DATA / "homes.toml").table("homes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,13 @@ _RATE_RANGE = (1e9, 1e19)
 
 def read_gpu(path: Path) -> Gpu:
     """Return the GPU that a file describes; its key is the file's stem."""
-    given = _read(path)
-    row = {field: _checked(path, field, value) for field, value in given.items()}
-    base = _base(path, row.pop("like", None))
+    row = {field: _checked(path, field, value) for field, value in _read(path).items()}
+    base: dict[str, Any] = {}
+    if like := row.pop("like", None):
+        if is_file(like):
+            hint = "Name a card of the catalogue: `tonnage gpu` lists them."
+            raise BadGpu(f"like in {path} is {like!r}: a file.", hint=hint)
+        base = gpu_tables().table(find_gpu(like).key)
     missing = [field for field in _RULES["required"] if field not in base | row]
     if missing:
         hint = f"Write {_example(missing[0])}; a field `like` takes what is missing from another card."
@@ -55,15 +59,6 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadGpu(f"{path} is not TOML: {error}.", hint=f"Write lines like {_example('memory_bytes')}.") from None
-
-
-def _base(path: Path, like: str | None) -> dict[str, Any]:
-    if like is None:
-        return {}
-    if is_file(like):
-        hint = "Name a card of the catalogue: `tonnage gpu` lists them."
-        raise BadGpu(f"like in {path} is {like!r}: a file.", hint=hint)
-    return gpu_tables().table(find_gpu(like).key)
 
 
 def _checked(path: Path, field: str, value: Any) -> Any:

@@ -53,27 +53,21 @@ class Level:
         return operations_per_s / self.bytes_per_s if self.bytes_per_s else None
 
 
-def levels_of(cluster: Cluster) -> tuple[Level, ...]:
-    """Return the levels of one GPU of a cluster, nearest first, without those it lacks."""
-    return tuple(_levels(cluster))
-
-
 def reference_precision(gpu: Gpu) -> str:
     """Return the usual precision of models on this GPU: bf16 if supported, else fp16, else fp32."""
     return next(name for name in ("bf16", "fp16", "fp32") if name in gpu.rates)
 
 
-def _levels(cluster: Cluster) -> Iterator[Level]:
+def levels_of(cluster: Cluster) -> Iterator[Level]:
+    """Yield the levels of one GPU of a cluster, nearest first, without those it lacks."""
     gpu, host = cluster.gpu, cluster.host
     clocks_per_s = gpu.sm_count * gpu.clock_mhz * 1e6
     registers = gpu.sm_count * gpu.registers_per_sm * _REGISTER_BYTES
     lane_bytes = gpu.fp32_lanes_per_sm * _OPERANDS * _OPERAND_BYTES
     yield Level("registers", "registers", registers, clocks_per_s * lane_bytes, "model")
     shared = gpu.sm_count * gpu.shared_memory_per_sm_bytes
-    shared_per_clock = gpu.shared_bytes_per_clock_per_sm
-    yield Level(
-        "shared", "LDS" if gpu.maker == "AMD" else "shared memory", shared, clocks_per_s * shared_per_clock, "model"
-    )
+    name = "LDS" if gpu.maker == "AMD" else "shared memory"
+    yield Level("shared", name, shared, clocks_per_s * gpu.shared_bytes_per_clock_per_sm, "model")
     yield Level("L2", "L2 cache", gpu.l2_bytes, clocks_per_s * gpu.l2_bytes_per_clock_per_sm, "model")
     if gpu.l3_bytes:
         yield Level("L3", "Infinity Cache", gpu.l3_bytes, gpu.l3_bytes_per_s)

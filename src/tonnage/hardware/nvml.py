@@ -122,21 +122,15 @@ class NvmlReader:
         return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
 
     def _process_name(self, pid: int) -> str:
+        """Return "python train.py" if the process is readable: the interpreter alone says nothing."""
         if pid not in self._process_names:
-            name = self._script_of(pid)
+            words = [""]
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            script = next((PurePath(word).name for word in words[1:3] if word.endswith(".py")), "")
+            name = f"{PurePath(words[0]).name} {script}".strip()
             try:
                 self._process_names[pid] = name or PurePath(self._nvml.nvmlSystemGetProcessName(pid)).name
             except self._nvml.NVMLError:
                 self._process_names[pid] = "?"
         return self._process_names[pid]
-
-    @staticmethod
-    def _script_of(pid: int) -> str:
-        """Return "python train.py" if the process is readable: the interpreter alone says nothing."""
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            return ""
-        program = PurePath(words[0]).name
-        script = next((PurePath(word).name for word in words[1:3] if word.endswith(".py")), "")
-        return f"{program} {script}".strip()

@@ -3,16 +3,6 @@
 from tonnage.models.config import from_config
 from tonnage.models.find import find_model
 from tonnage.models.presets import all_presets
-from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
+from tonnage.models.shape import ModelShape
 
-__all__ = [
-    "AttentionKind",
-    "AttentionShape",
-    "FeedForward",
-    "LayerShape",
-    "LayerStack",
-    "ModelShape",
-    "all_presets",
-    "find_model",
-    "from_config",
-]
+__all__ = ["ModelShape", "all_presets", "find_model", "from_config"]

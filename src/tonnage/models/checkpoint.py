@@ -113,10 +113,8 @@ def _read_shards(index: Path) -> tuple[Stored, ...]:
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise BadModel(
-            f"{len(missing)} of {len(names)} shards that {index} lists are not there: {listed}.",
-            hint="Fetch them (their headers are enough), or put the model's config.json beside the index.",
-        )
+        hint = "Fetch them (their headers are enough), or put the model's config.json beside the index."
+        raise BadModel(f"{len(missing)} of {len(names)} shards that {index} lists are not there: {listed}.", hint=hint)
     return tuple(tensor for name in names for tensor in read_header(index.parent / name))
 
 
@@ -147,8 +145,7 @@ def from_tensors(tensors: Sequence[Stored], name: str) -> ModelShape:
         raise BadModel(f"{name} holds no tensors.", hint="Give a checkpoint of a model.")
     fields, notes = _fields(kept)
     found = _folded(kept)
-    values = ConfigValues(fields, {"defaults": {}})
-    made, outside = stacks(Model("unknown", values, encoder=False), found)
+    made, outside = stacks(Model("unknown", ConfigValues(fields, {"defaults": {}}), encoder=False), found)
     heads = sum(tensor.elements for tensor in outside if roles.is_head(tensor.name))
     embedded = sum(tensor.total for tensor in outside if roles.is_embedding(tensor.name))
     total = sum(tensor.total for tensor in outside)
@@ -206,8 +203,7 @@ def _fields(tensors: Sequence[Stored]) -> tuple[dict[str, Any], tuple[str, ...]]
     if experts:
         fields |= {"num_experts": len(experts), "num_experts_per_tok": min(2, len(experts))}
     queries = query[0] if query else 0
-    fused = _first(tensors, _FUSED)
-    if not queries and fused and "hidden_size" in fields:
+    if not queries and _first(tensors, _FUSED) and "hidden_size" in fields:
         queries = fields["hidden_size"]
     keys, norm = key[0] if key else queries, _first(tensors, _QUERY_NORM)
     if not queries:

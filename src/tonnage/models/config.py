@@ -1,8 +1,7 @@
 """A model's shape from a Hugging Face configuration, as saved or published. It reads no files and builds no model.
 
-The class that is counted is the first of `architectures`, else the usual one of the type: the causal language model of
-a decoder, the masked one of an encoder such as BERT, the conditional generation of an encoder-decoder, the classifier
-of a vision model.
+The class that is counted is the first of `architectures`, else the type's usual one: the causal language model of a
+decoder, the masked one of an encoder, the conditional generation of an encoder-decoder, a vision model's classifier.
 """
 
 from collections.abc import Mapping
@@ -12,10 +11,9 @@ from typing import Any
 from tonnage.errors import BadModel
 from tonnage.models import roles
 from tonnage.models.assemble import Model, stacks
-from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
 from tonnage.models.shape import LayerStack, ModelShape, Projector
-from tonnage.models.templates import ConfigValues, Tensor, architecture, tensors, turned
+from tonnage.models.templates import ConfigValues, Tensor, architecture, names_in, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -28,21 +26,24 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         raise BadModel("A model configuration must be a JSON object.", hint="Give the config.json of the model.")
     # The stated type, else the one in the class name ("LlamaForCausalLM").
     named, model_type = config.get("architectures"), config.get("model_type")
+    wanted = str(named[0]) if isinstance(named, list) and named else ""
     if not isinstance(model_type, str) or not model_type:
-        first = str(named[0]) if isinstance(named, list) and named else ""
-        model_type = first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
+        model_type = wanted.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
     row = architecture(model_type)
     if row is None or "tensors" not in row:
         # Counted as a similar one, with a note.
         like = closest(config)
         shape = from_config(like, name or model_type)
-        note = (
-            f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
-        )
+        known = like["model_type"]
+        note = f"The architecture {model_type!r} is not known; counted as {known!r} of the same dimensions."
         return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
     config = _as_saved(config, row)
     values = ConfigValues(config, row)
-    head, notes = _head(config, row)
+    # The first class that the configuration names, if it is known, else the usual one.
+    usual = next(iter(row["heads"]))
+    head = {head.lower(): head for head in row["heads"]}.get(wanted.lower(), usual)
+    is_known = not wanted or wanted.lower() == head.lower()
+    notes = () if is_known else (f"The class {wanted!r} is not known; counted as {usual}.",)
     _check(row, values)
     found = _all_tensors(config, row, values, head)
     heads = " ".join(row["heads"])
@@ -64,17 +65,14 @@ def _check(row: Mapping[str, Any], values: ConfigValues) -> None:
     """Raise for what transformers refuses: zero sizes, and heads that do not divide the width."""
     part = "text_config" if values("text_config.hidden_size") else ""
     fields = Fields(values, part)
-    hidden, heads, _ = (
-        None if fields.find(meant) is None else fields.need(meant) for meant in ("hidden", "heads", "layers")
-    )
+    needed = ("hidden", "heads", "layers")
+    hidden, heads, _ = (None if fields.find(meant) is None else fields.need(meant) for meant in needed)
     paths = [f"{part}.{name}".lstrip(".") for name in SYNONYMS["head_dim"]]
     stated = any(path in values or (values(path) is not None and path not in row["derived"]) for path in paths)
     lenient = any("head_dim is None" in template[3] for template in row["tensors"])
     if hidden and heads and hidden % heads and not stated and not lenient and fields.get("kv_lora_rank") is None:
-        raise BadModel(
-            f"A width of {hidden} cannot be shared out among {heads} heads.",
-            hint="Give a hidden size that the heads divide, or state 'head_dim'.",
-        )
+        problem = f"A width of {hidden} cannot be shared out among {heads} heads."
+        raise BadModel(problem, hint="Give a hidden size that the heads divide, or state 'head_dim'.")
 
 
 def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,16 +97,6 @@ def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, An
     if isinstance(pattern, str) and config.get("layers_block_type") is None:
         made["layers_block_type"] = [_LETTERS.get(letter, letter) for letter in pattern]
     return made
-
-
-def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    named = config.get("architectures")
-    wanted = str(named[0]) if isinstance(named, list) and named else ""
-    known = {head.lower(): head for head in row["heads"]}
-    usual = next(iter(row["heads"]))
-    if not wanted or wanted.lower() in known:
-        return known.get(wanted.lower(), usual), ()
-    return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
 
 
 def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: ConfigValues, head: str) -> list[Tensor]:

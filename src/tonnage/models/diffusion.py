@@ -1,7 +1,4 @@
-"""Pipelines that generate images or videos from text: their parts and sizes (`data/diffusion.toml`).
-
-`tonnage.budget.diffusion` knows what a part holds and computes.
-"""
+"""Pipelines that generate images or videos from text: their parts and sizes (`data/diffusion.toml`)."""
 
 import re
 import tomllib

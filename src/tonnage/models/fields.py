@@ -1,11 +1,4 @@
-"""Read a configuration's fields under the names that model families use (`data/synonyms.json`); reject invalid values.
-
-| meaning         | written                                                              |
-|-----------------|----------------------------------------------------------------------|
-| hidden          | hidden_size, n_embd, d_model, dim ...                                |
-| layers          | num_hidden_layers, n_layer, num_layers ...                           |
-| heads           | num_attention_heads, n_head, num_heads ...                           |
-"""
+"""Read a configuration's fields under the names that model families use (`data/synonyms.json`); reject invalid values."""
 
 import json
 import math
@@ -27,8 +20,7 @@ class Fields:
     """The fields of a configuration, or of a part of it, found by `lookup`; null counts as absent."""
 
     def __init__(self, lookup: Callable[[str], Any], part: str = "") -> None:
-        self._lookup = lookup
-        self.part = part
+        self._lookup, self.part = lookup, part
         self._prefix = f"{part}." if part else ""
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -46,9 +38,8 @@ class Fields:
         name = self._name(meant)
         if name is None:
             known_as = ", ".join(SYNONYMS[meant][:3])
-            raise BadModel(
-                f"The configuration does not say {meant!r}.", hint=f"Add the field; it is known as: {known_as}."
-            )
+            problem = f"The configuration does not say {meant!r}."
+            raise BadModel(problem, hint=f"Add the field; it is known as: {known_as}.")
         return self.whole(name, least=1)
 
     def whole(self, name: str, *, least: int = 0) -> int:

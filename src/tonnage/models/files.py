@@ -1,7 +1,6 @@
-"""The files of a model: its folder, and its JSON files, of which each holds one object.
+"""The files of a model: its folder, by a path or an id in this machine's hub cache, and its JSON files, one object each.
 
-A model whose weights are needed is named by a path, or by an id in this machine's hub cache. Nothing is downloaded
-unless `online` is set, and then only data: configurations, weights, tokenizers.
+Nothing is downloaded unless `online` is set, and then only data: configurations, weights, tokenizers.
 """
 
 import re
@@ -45,9 +44,8 @@ def find_folder(name_or_path: str, *, online: bool = False) -> Path:
             raise BadModel(f"The folder {path} has no config.json.", hint="Give the folder of a model.")
         return path
     if path.exists() or not HUB_ID.fullmatch(name_or_path):
-        raise UnknownModel(
-            f"There is no folder {name_or_path!r}.", hint="Give the folder of a model, or an id of the hub."
-        )
+        problem = f"There is no folder {name_or_path!r}."
+        raise UnknownModel(problem, hint="Give the folder of a model, or an id of the hub.")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -58,7 +56,5 @@ def find_folder(name_or_path: str, *, online: bool = False) -> Path:
         reason = str(error).strip().partition("\n")[0]
         if online:
             raise UnknownModel(f"The hub gave no {name_or_path!r}: {reason}", hint="Check the id, or log in.") from None
-        raise UnknownModel(
-            f"{name_or_path!r} is neither a folder nor in the hub's cache on this machine.",
-            hint="Add --online to download it.",
-        ) from None
+        problem = f"{name_or_path!r} is neither a folder nor in the hub's cache on this machine."
+        raise UnknownModel(problem, hint="Add --online to download it.") from None

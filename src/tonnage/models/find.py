@@ -50,9 +50,8 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
             config = hf_hub_download(name_or_path, "config.json")
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UnknownModel(
-                f"The hub gave no config.json of {name_or_path!r}: {reason}", hint="Check the id, or log in."
-            ) from None
+            problem = f"The hub gave no config.json of {name_or_path!r}: {reason}"
+            raise UnknownModel(problem, hint="Check the id, or log in.") from None
         return from_config(read_json(Path(config)), name_or_path)
     raise unknown(name_or_path)
 
@@ -87,9 +86,8 @@ def _from_path(path: Path) -> ModelShape:
             return _from_checkpoint(path)
         return from_config(read_json(path), _name(path))
     except OSError as error:
-        raise BadModel(
-            f"{path} cannot be read: {error.strerror}.", hint="Check the path and its permissions."
-        ) from None
+        problem = f"{path} cannot be read: {error.strerror}."
+        raise BadModel(problem, hint="Check the path and its permissions.") from None
 
 
 def _name(path: Path) -> str:
@@ -118,8 +116,6 @@ def _from_checkpoint(path: Path) -> ModelShape:
         return with_config(shape, tensors)
     shard = re.search(r"-(\d+)-of-(\d+)\.safetensors$", path.name)
     if shard and int(shard[2]) > 1 and not path.with_name(INDEX).is_file():
-        raise BadModel(
-            f"{path} is one shard of {int(shard[2])}, and neither their index nor a config.json is beside it.",
-            hint=f"Put {INDEX} beside the shards, or give the model's config.json.",
-        )
+        problem = f"{path} is one shard of {int(shard[2])}, and neither their index nor a config.json is beside it."
+        raise BadModel(problem, hint=f"Put {INDEX} beside the shards, or give the model's config.json.")
     return from_tensors(tensors, _name(path))

@@ -1,7 +1,6 @@
-"""How many tokens an image has in the vision tower and in the language model.
+"""How many tokens an image has in the vision tower and in the language model (`data/pictures.toml` and configurations).
 
-A tower of fixed size resizes every image, or cuts it into tiles beside an overview; one of variable size rounds an
-image's sides to whole merged patches. `data/pictures.toml` has what configurations do not say.
+A tower of fixed size resizes images, or cuts them into tiles and an overview; others round sides to whole merged patches.
 """
 
 import tomllib

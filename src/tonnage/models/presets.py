@@ -115,9 +115,8 @@ def unknown(name: str, *, hint: str = "") -> UnknownModel:
     else:
         close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
         offered = ", ".join(list(dict.fromkeys(close))[:4])
-        known = (
-            f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
-        )
+        known = f"Did you mean one of: {offered}?"
+        known = known if offered else "Give a preset, a config.json, a folder or a checkpoint."
     return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=f"{hint}\n{known}".lstrip())
 
 
@@ -135,8 +134,7 @@ def _shape(key: str) -> ModelShape:
 
 @cache
 def _presets() -> Mapping[str, Any]:
-    presets: dict[str, Any] = json.loads((_DATA / "presets.json").read_bytes())
-    return presets
+    return dict(json.loads((_DATA / "presets.json").read_bytes()))
 
 
 @cache

@@ -1,8 +1,4 @@
-"""A model as the budget sees it: the number and form of its layers, and where its parameters are.
-
-One `LayerShape` object stands for all equal layers, so a shape of eighty layers holds one or two of them. `models.config`
-and its neighbours make shapes.
-"""
+"""A model as the budget sees it: its layers (one `LayerShape` for all equal ones), and where its parameters are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,16 +35,13 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
-    """The MLP of a layer: plain (two matrices) or gated (three); `experts` is 0 if it is dense.
-
-    `intermediate` is the width of one expert in a mixture, `shared_intermediate` that of shared experts (0: none).
-    """
+    """The MLP of a layer: plain (two matrices) or gated (three), or a mixture of `experts`. Widths are of one expert."""
 
     intermediate: int
     gated: bool
-    experts: int = 0
+    experts: int = 0  # 0: dense
     experts_per_token: int = 0
-    shared_intermediate: int = 0
+    shared_intermediate: int = 0  # width of shared experts; 0: none
 
 
 # A frozen layer passes gradients on if something before it is trained; otherwise it saves nothing at all.
@@ -191,10 +184,9 @@ class ModelShape:
         """Parameters that are not frozen."""
         if self.unfrozen is None:
             return self.parameters
+        outside = self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
         layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
-        return (
-            sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
-        )
+        return outside + sum(layer.parameters for layer in layers)
 
     @property
     def trains_table(self) -> bool:

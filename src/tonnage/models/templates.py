@@ -3,12 +3,16 @@
 A template is a name ("layers.*.mlp.up_proj.weight"), an expression per dimension, the loops that repeat it with a rule
 over the index `i` that says which iterations have it, and the condition for its existence. `data/architectures.jsonl`
 holds one architecture per line (`tools/learn_shapes.py` makes it from transformers itself), with its fields' defaults;
-only the requested line is parsed.
+only the requested line is parsed. Its expressions are our own data, but the values are untrusted: there is no attribute
+access, no call except of eight numeric functions, and no number larger than a dimension may be.
 """
 
+import ast
 import json
+import math
+import operator
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -16,8 +20,95 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import BadModel
-from tonnage.models.expressions import evaluate
 from tonnage.models.fields import LARGEST, truth, whole
+
+Lookup = Callable[[str], Any]
+
+_TOO_LARGE = 2**62
+_PAIRS = (
+    "Add add Sub sub Mult mul FloorDiv floordiv Div truediv Mod mod Pow pow Eq eq NotEq ne Lt lt LtE le Gt gt GtE ge "
+    "Is is_ IsNot is_not"
+).split()
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    **{getattr(ast, sign): getattr(operator, name) for sign, name in zip(_PAIRS[::2], _PAIRS[1::2], strict=True)},
+    ast.In: lambda item, items: item in (items or ()),
+    ast.NotIn: lambda item, items: item not in (items or ()),
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (int, max, min, round, math.ceil, math.floor, abs, len)
+}
+
+
+def evaluate(text: str, lookup: Lookup) -> Any:
+    """Return the value of an expression, resolving names with `lookup`."""
+    try:
+        return _value(_parsed(text), lookup)
+    except (TypeError, ValueError, ArithmeticError, IndexError, KeyError) as error:
+        if isinstance(error, BadModel):
+            raise
+        names = ", ".join(f"{name!r} = {reprlib.repr(lookup(name))}" for name in sorted(names_in(text)) if name != "i")
+        problem = f"The configuration's fields make no sense together: {names}."
+        raise BadModel(problem, hint=f"Needed: {text}.") from None
+
+
+@cache
+def names_in(text: str) -> frozenset[str]:
+    """Return the fields that an expression reads."""
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            found.add(ast.unparse(node))
+            return
+        for child in node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(_parsed(text))
+    return frozenset(found)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _value(node: ast.expr, lookup: Lookup) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name() | ast.Attribute():
+            return lookup(ast.unparse(node))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _number(sign, _value(left, lookup), _value(right, lookup))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, lookup)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, lookup)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_value(value, lookup) for value in values)
+        case ast.BoolOp(values=values):
+            return any(_value(value, lookup) for value in values)
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            return _OPERATORS[type(sign)](_value(left, lookup), _value(right, lookup))
+        case ast.Tuple(elts=items):
+            return tuple(_value(item, lookup) for item in items)
+        case ast.Subscript(value=value, slice=index):
+            return _value(value, lookup)[_value(index, lookup)]
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return _FUNCTIONS[name](*(_value(argument, lookup) for argument in arguments))
+    raise AssertionError(f"no expression of ours: {ast.dump(node)}")
+
+
+def _number(sign: ast.operator, left: Any, right: Any) -> Any:
+    if type(left) not in (int, float) or type(right) not in (int, float):
+        raise TypeError("not numbers")
+    if isinstance(sign, ast.Pow) and abs(right) > 16:
+        raise ValueError("a power beyond reason")
+    result = _OPERATORS[type(sign)](left, right)
+    if abs(result) > _TOO_LARGE:
+        raise ValueError("a number beyond reason")
+    return result
+
 
 MOST_TURNS = 4_096
 _DATA = Path(__file__).parent / "data" / "architectures.jsonl"
@@ -30,8 +121,7 @@ def architecture(model_type: str) -> Mapping[str, Any] | None:
     start = text.find(f'\n{{"model_type": {json.dumps(model_type)}, '.encode())
     if start < 0:
         return None
-    row: dict[str, Any] = json.loads(text[start : text.find(b"\n", start + 1)])
-    return row
+    return dict(json.loads(text[start : text.find(b"\n", start + 1)]))
 
 
 @cache
@@ -64,8 +154,7 @@ class ConfigValues:
     """A configuration's fields by path, with the architecture's defaults and derived fields."""
 
     def __init__(self, config: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-        self._config = config
-        self._row = row
+        self._config, self._row = config, row
         self._synonyms: dict[str, list[str]] = {}
         for other, name in row.get("names", {}).items():
             self._synonyms.setdefault(name, []).append(other)
@@ -179,38 +268,25 @@ def tensors(row: Mapping[str, Any], values: ConfigValues, head: str) -> Iterator
     without = set(chosen["without"])
     rules: dict[tuple[str, str], tuple[int, ...]] = {}
     for number, template in enumerate([*row["tensors"], *chosen["with"]]):
-        if number not in without:
-            tensor = _tensor(template, values, rules)
-            if tensor is not None:
-                yield tensor
+        name, sizes, loops, condition = template
+        if number in without or (condition and not evaluate(condition, values)):
+            continue
+        for count, rule in loops:
+            if (count, rule) not in rules:
+                indices = range(turns(count, values))
+                kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
+                rules[count, rule] = tuple(kept)
+        members = [rules[count, rule] for count, rule in loops]
+        if all(members):
+            shape = tuple(_size(text, evaluate(text, values)) for text in sizes)
+            inner = prod(len(turn) for turn in members[1:])
+            yield Tensor(name, shape, inner, loops[0][0] if loops else "", members[0] if members else None)
 
 
-def _tensor(template: list[Any], values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]) -> Tensor | None:
-    name, sizes, loops, condition = template
-    if condition and not evaluate(condition, values):
-        return None
-    members = [_members(count, rule, values, rules) for count, rule in loops]
-    if any(not turn for turn in members):
-        return None
-    shape = []
-    for text in sizes:
-        size = evaluate(text, values)
-        if isinstance(size, float) and size.is_integer():
-            size = int(size)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise BadModel(
-                f"{text} comes to {size!r}, which is no size.", hint="Correct these fields of the configuration."
-            )
-        shape.append(size)
-    inner = prod(len(turn) for turn in members[1:])
-    return Tensor(name, tuple(shape), inner, loops[0][0] if loops else "", members[0] if members else None)
-
-
-def _members(
-    count: str, rule: str, values: ConfigValues, rules: dict[tuple[str, str], tuple[int, ...]]
-) -> tuple[int, ...]:
-    if (count, rule) not in rules:
-        indices = range(turns(count, values))
-        kept = (index for index in indices if not rule or evaluate(rule, _indexed(values, index)))
-        rules[count, rule] = tuple(kept)
-    return rules[count, rule]
+def _size(text: str, size: Any) -> int:
+    if isinstance(size, float) and size.is_integer():
+        return int(size)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        problem = f"{text} comes to {size!r}, which is no size."
+        raise BadModel(problem, hint="Correct these fields of the configuration.")
+    return size

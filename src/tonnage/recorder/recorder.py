@@ -27,10 +27,8 @@ from tonnage.hardware.nvml import open_nvml
 from tonnage.ledger import Category
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import BY_PHASE, Allocation, FailedRequest, Mark, MarkKind
-from tonnage.recording.snapshot.categories import CUBLAS_BYTES
-from tonnage.recording.snapshot.convert import recording_of
-from tonnage.recording.snapshot.origins import Origin
-from tonnage.recording.snapshot.phases import Guide
+from tonnage.recording.snapshot import recording_of
+from tonnage.recording.snapshot.phases import CUBLAS_BYTES, Guide, Origin
 from tonnage.recording.snapshot.schema import snapshot_of
 from tonnage.recording.snapshot.stream import SnapshotLimits, Stream
 from tonnage.recording.snapshot.unpickle import load

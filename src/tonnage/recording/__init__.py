@@ -1,18 +1,21 @@
 """Recordings of a run's memory events: the records, queries on them, and the file format."""
 
-from tonnage.clock.captured import CapturedCall, CapturedStep
-from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
-from tonnage.recording.cluster_store import ended_in_error, open_cluster, open_recording, write_cluster
-from tonnage.recording.groups import BlockGroup, alike_with_members, group_alike, module_pattern, telling_lines
+from tonnage.recording.cluster import (
+    ClusterRecording,
+    ClusterSummary,
+    RankSummary,
+    ended_in_error,
+    open_cluster,
+    open_recording,
+    write_cluster,
+)
+from tonnage.recording.groups import module_pattern, telling_lines
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.store import read_recording, write_recording
 
 __all__ = [
     "Allocation",
-    "BlockGroup",
-    "CapturedCall",
-    "CapturedStep",
     "ClusterRecording",
     "ClusterSummary",
     "FailedRequest",
@@ -23,9 +26,7 @@ __all__ = [
     "Recording",
     "SegmentEvent",
     "StandIn",
-    "alike_with_members",
     "ended_in_error",
-    "group_alike",
     "module_pattern",
     "open_cluster",
     "open_recording",

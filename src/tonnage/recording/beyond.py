@@ -1,7 +1,7 @@
 """A run that ran out of memory and continued without a limit: the part up to the failure, and the whole.
 
-`Recording.whole` is the run with all its events. The recording itself ends with the last event before the failed
-request, as if the run had died there. A file stores the events once, with a mark "beyond" between the two parts.
+`Recording.whole` has all events; the recording itself ends with the last one before the failed request. A file stores
+them once, with a mark "beyond" between the two parts.
 """
 
 from dataclasses import replace

@@ -54,34 +54,23 @@ def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[BlockGro
         extent = None if a.category is Category.KV_CACHE else a.shape or a.block_bytes
         key = (a.category, a.operator, module_pattern(a.module), a.line, extent, a.dtype)
         groups.setdefault(key, []).append(a)
-    rows = [(_group(members), members) for members in groups.values()]
+    rows = []
+    for members in groups.values():
+        first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
+        module = first.module if all(a.module == first.module for a in members) else module_pattern(first.module)
+        total_bytes, shapes = sum(a.block_bytes for a in members), len({a.shape for a in members})
+        group = BlockGroup(
+            largest.block_bytes, total_bytes, len(members), first.category, first.operator, module, first.line,
+            largest.shape, first.dtype, first.stack, shapes,
+        )  # fmt: skip
+        rows.append((group, members))
     return sorted(rows, key=lambda row: (-row[0].total_bytes, -row[0].each_bytes))
 
 
-def _group(members: list[Allocation]) -> BlockGroup:
-    first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
-    modules = {a.module for a in members}
-    return BlockGroup(
-        each_bytes=largest.block_bytes,
-        total_bytes=sum(a.block_bytes for a in members),
-        count=len(members),
-        category=first.category,
-        operator=first.operator,
-        module=first.module if len(modules) == 1 else module_pattern(first.module),
-        line=first.line,
-        shape=largest.shape,
-        dtype=first.dtype,
-        stack=first.stack,
-        shapes=len({a.shape for a in members}),
-    )
-
-
 def telling_lines(places: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Return one line for each (line, stack): the script's own or, if others share it, the deepest distinguishing
-    one.
+    """Return one line for each (line, stack): the script's own, or a telling one if others share it (`trainer.train()`).
 
-    Under a framework everything happens at `trainer.train()`. Then the innermost line that no other stack has is
-    shown, by its file name ("modeling_llama.py:254"), or else the one that the fewest others have.
+    That is the innermost line that no other stack has, as "modeling_llama.py:254", or else that the fewest others have.
     """
     places = list(places)
     stacks: dict[str, set[tuple[str, ...]]] = {}

@@ -1,8 +1,4 @@
-"""The layout of a recording's memory at one moment: segments, their blocks and the holes between.
-
-It uses the recorded addresses only. A block that waits for a stream counts as a hole, because a recording does not
-say how long it waits.
-"""
+"""The layout of a recording's memory at one moment, by addresses: segments, blocks, and holes (some awaiting streams)."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -40,19 +36,7 @@ class SegmentState:
 def segments_at(recording: Recording, sequence: int | None = None) -> list[SegmentState]:
     """Return the segments after an event (None: at the end), by address; adjacent pages are merged."""
     moment = len(recording.timeline.allocated_bytes) if sequence is None else sequence
-    blocks = sorted((a.address, a.address + a.block_bytes) for a in recording.live_at(moment))
-    starts = [low for low, _ in blocks]
-    states = []
-    for low, high in _pieces(recording, moment):
-        inside = blocks[bisect_left(starts, low) : bisect_right(starts, high - 1)]
-        gaps = zip([low, *(end for _, end in inside)], [*(start for start, _ in inside), high], strict=True)
-        holes = tuple(Hole(end, start - end) for end, start in gaps if start > end)
-        states.append(SegmentState(low, high - low, holes))
-    return states
-
-
-def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
-    """Return fixed segments, which never merge, and mapped pages as merged ranges."""
+    # Fixed segments never merge; mapped pages do.
     fixed: dict[int, int] = {}
     mapped = Ranges()
     for event in recording.segments:
@@ -68,7 +52,15 @@ def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
                 mapped.add(low, high)
             case "segment_unmap":
                 mapped.remove(low, high)
-    return sorted([*fixed.items(), *mapped.pairs()])
+    blocks = sorted((a.address, a.address + a.block_bytes) for a in recording.live_at(moment))
+    starts = [low for low, _ in blocks]
+    states = []
+    for low, high in sorted([*fixed.items(), *mapped.pairs()]):
+        inside = blocks[bisect_left(starts, low) : bisect_right(starts, high - 1)]
+        gaps = zip([low, *(end for _, end in inside)], [*(start for start, _ in inside), high], strict=True)
+        holes = tuple(Hole(end, start - end) for end, start in gaps if start > end)
+        states.append(SegmentState(low, high - low, holes))
+    return states
 
 
 class Ranges:

@@ -14,11 +14,12 @@
 | `mapped_files`  | pages of mapped files that were read; the host may drop and reread them         |
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from tonnage.recording.checks import record_of
+from tonnage.recording.layout import record_of
 
 CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED = (
     "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",
@@ -88,20 +89,17 @@ def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...
 
 def host_memory(values: Any) -> HostPeaks:
     """Validate and convert what a file says."""
-    peaks = record_of(HostPeaks, values, "host's memory", phases=lambda rows: tuple(map(_moment, _few(rows))))
+
+    def each(rows: list[Any], record: type[Any], what: str, **parts: Callable[[Any], Any]) -> tuple[Any, ...]:
+        if len(rows) > _MOST_ROWS:
+            raise ValueError(f"its host's memory has a list of {len(rows)} rows")
+        return tuple(record_of(record, row, what, **parts) for row in rows)
+
+    def phases(rows: list[Any]) -> tuple[HostMoment, ...]:
+        largest = partial(each, record=HostGroup, what="tensors of the host")
+        return each(rows, HostMoment, "moment of the host's memory", largest=largest)
+
+    peaks = record_of(HostPeaks, values, "host's memory", phases=phases)
     if not peaks.phases:
         raise ValueError("its host's memory has no phase")
     return peaks
-
-
-def _moment(values: Any) -> HostMoment:
-    def groups(rows: list[Any]) -> tuple[HostGroup, ...]:
-        return tuple(record_of(HostGroup, row, "tensors of the host") for row in _few(rows))
-
-    return record_of(HostMoment, values, "moment of the host's memory", largest=groups)
-
-
-def _few(rows: list[Any]) -> list[Any]:
-    if len(rows) > _MOST_ROWS:
-        raise ValueError(f"its host's memory has a list of {len(rows)} rows")
-    return rows

@@ -2,7 +2,8 @@
 
 `application_id` marks the file as ours, and `user_version` gives its layout: 5 is the run of one GPU, 6 that of a
 cluster; 3 and 4 lack streams and collectives in captured steps, 1 and 2 lack captured steps. A file whose tables are
-not exactly those of its layout is refused before any row is read.
+not exactly those of its layout is refused before any row is read. SQLite then checks columns in one pass over each table;
+JSON values are checked by the annotations of their record.
 
 | table      | a row is                                             |
 |------------|------------------------------------------------------|
@@ -20,15 +21,171 @@ In a cluster's file each row of these, except of `context`, begins with its rank
 | rank       | a rank that ran: its summary as JSON, and the rank that its events are stored for  |
 """
 
+import math
 import os
+import reprlib
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from tonnage.errors import BadRecording, OutputExists, RequestError
-from tonnage.recording.checks import check_columns
+from tonnage.ledger import Category
+from tonnage.recording.records import MarkKind, NoteKind, SegmentAction
 from tonnage.untrusted import printable_lines
+
+T = TypeVar("T")
+Check = Callable[[Any], bool]
+_MOST_BYTES = 2**50
+_MOST_WORDS = 10_000
+_MOST_EXTENTS = 64
+_MOST_ROWS = 2**20
+# Sequence numbers that a file may skip.
+_SKIPPED = 100_000
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether the value is a 64-bit integer."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 0
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
+
+
+def _list_of(check: Check, most: int = sys.maxsize) -> Check:
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(check, value))
+
+
+def _dict_of(check: Check, most: int = sys.maxsize) -> Check:
+    return lambda value: isinstance(value, dict) and len(value) <= most and all(map(check, value.values()))
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is_phase(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _is_count(value[0]) and _is_words(value[1])
+
+
+is_word_list, is_shape = _list_of(_is_words, _MOST_WORDS), _optional(_list_of(_is_count, _MOST_EXTENTS))
+_is_counts, _is_sizes, _is_rows = _list_of(_is_count), _dict_of(_is_count), _list_of(lambda _: True, _MOST_ROWS)
+_BY_NAME: dict[str, Check] = {
+    "exit_status": _is_whole,
+    "stands_for": _is_rows,  # ranges of ranks
+    "ledger": lambda value: _is_sizes(value) and set(value) <= {str(category) for category in Category},
+}
+_BY_ANNOTATION: dict[Any, Check] = {
+    str: _is_words,
+    int: _is_count,
+    bool: lambda value: isinstance(value, bool),
+    float: _is_seconds,
+    int | None: _optional(_is_count),
+    float | None: _optional(_is_seconds),
+    tuple[str, ...]: is_word_list,
+    tuple[int, ...]: _is_counts,
+    tuple[int, ...] | None: is_shape,
+    tuple[tuple[int, str], ...]: _list_of(_is_phase),
+    # Nested no deeper than a list of tensors per argument.
+    tuple[Any, ...]: _list_of(_list_of(lambda value: _is_count(value) or _is_counts(value))),
+    dict[str, int]: _is_sizes,
+    Mapping[str, int]: _is_sizes,
+    dict[str, str]: _dict_of(_is_words, _MOST_WORDS),
+}
+
+
+@cache
+def _kinds_of(record: Any) -> dict[str, Check]:
+    """Return the check for each field of a record, by its name or annotation."""
+    kinds = {}
+    for field in fields(record):
+        kind = _BY_NAME.get(field.name) or _BY_ANNOTATION.get(field.type)
+        if kind is None and get_origin(field.type) is Literal:
+            kind = get_args(field.type).__contains__
+        kinds[field.name] = kind or (_is_rows if get_origin(field.type) is tuple else lambda value: type(value) is dict)
+    return kinds
+
+
+def record_of(record: type[T], values: Any, what: str, **parts: Callable[[Any], Any]) -> T:
+    """Return a record from an object with exactly its fields and types, else ValueError; `parts` build nested ones."""
+    kinds = _kinds_of(record)  # type: ignore[arg-type]  # classes are hashable
+    if not isinstance(values, dict) or set(values) != set(kinds):
+        raise ValueError(f"its {what} is incomplete")
+    for key, value in values.items():
+        if not kinds[key](value):
+            raise ValueError(f"its {key} is {reprlib.repr(value)}")
+    return record(**{key: parts.get(key, _frozen)(value) for key, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+# ── columns ──
+
+_TEXT, _ANY = "typeof({0}) = 'text'", "typeof({0}) = 'integer'"
+_COUNT, _SIZE = f"{_ANY} AND {{0}} >= 0", f"{_ANY} AND {{0}} BETWEEN 0 AND {_MOST_BYTES}"
+
+
+def _one_of(words: Any) -> str:
+    return f"{{0}} IN ({', '.join(map(repr, get_args(words)))})"
+
+
+_COLUMNS: dict[str, dict[str, str]] = {
+    "allocation": {
+        **dict.fromkeys(('"index"', "address", "born", "step"), _COUNT),
+        **dict.fromkeys(("requested_bytes", "block_bytes"), _SIZE),
+        **dict.fromkeys(("stream", "context"), _ANY),
+        "died": f"{{0}} IS NULL OR ({_ANY} AND {{0}} > born)",
+    },
+    "segment": {"sequence": _COUNT, "action": _one_of(SegmentAction), "address": _COUNT, "size_bytes": _SIZE, "stream": _ANY},
+    "mark": {"sequence": _COUNT, "kind": _one_of(MarkKind), "name": f"{_TEXT} AND (kind != 'step' OR length({{0}}) < 19)"},
+    "stand_in": {"what": _TEXT, "line": _TEXT, "count": _COUNT, "value": _TEXT},
+    "note": {"kind": _one_of(NoteKind), "operator": _TEXT, "count": _COUNT, "text": _TEXT},
+    "context": dict.fromkeys(
+        ("category", "operator", "module", "phase", "line", "stack", "shape", "dtype"), _TEXT
+    ),
+}  # fmt: skip
+
+
+def check_columns(database: sqlite3.Connection) -> None:
+    """Raise ValueError for rows that no run can have written, such as a block that dies before it is born."""
+    for table, columns in _COLUMNS.items():
+        rules = {column: f"coalesce({rule.format(column)}, 0)" for column, rule in columns.items()}
+        if _first(database, table, " AND ".join(rules.values())) is None:
+            continue
+        for column, rule in rules.items():
+            wrong = _first(database, table, rule, column)
+            if wrong is not None:
+                raise ValueError(f"its table {table!r} holds a {column} of {reprlib.repr(wrong[0])}")
+    # Other versions may have skipped some sequence numbers, but not many.
+    (events,) = database.execute(
+        "SELECT 2 * (SELECT count(*) FROM allocation) + (SELECT count(*) FROM segment)"
+    ).fetchone()
+    (last,) = database.execute(
+        "SELECT max(coalesce((SELECT max(max(born, coalesce(died, 0))) FROM allocation), 0),"
+        " coalesce((SELECT max(sequence) FROM segment), 0), coalesce((SELECT max(sequence) FROM mark), 0))"
+    ).fetchone()
+    if last > 2 * events + _SKIPPED:
+        raise ValueError(f"it has an event {last:,} and only {events:,} of them")
+
+
+def _first(database: sqlite3.Connection, table: str, rule: str, column: str = "1") -> Any:
+    return database.execute(f"SELECT {column} FROM {table} WHERE NOT ({rule}) LIMIT 1").fetchone()
+
 
 APPLICATION_ID = 0x544F4E4E  # "TONN"
 LAYOUT_VERSION = 5
@@ -95,14 +252,9 @@ def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connec
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
-            pragmas = {
-                "journal_mode": "OFF",
-                "synchronous": "OFF",
-                "application_id": APPLICATION_ID,
-                "user_version": version,
-            }
-            for pragma, value in pragmas.items():
-                database.execute(f"PRAGMA {pragma} = {value}")
+            pragmas = ("journal_mode = OFF", "synchronous = OFF", f"application_id = {APPLICATION_ID}")
+            for pragma in (*pragmas, f"user_version = {version}"):
+                database.execute(f"PRAGMA {pragma}")
             database.execute("BEGIN")
             for statement in SCHEMAS[version].values():
                 database.execute(statement)
@@ -127,27 +279,22 @@ def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             database.text_factory = lambda data: printable_lines(data.decode("utf-8"))
-            version = _layout_of(database, path)
+            database.execute("PRAGMA trusted_schema = OFF")
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            version: int
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION_ID:
+                raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=REMAKE)
+            if version not in SCHEMAS:
+                problem = f"{path} has layout {version}; this Tonnage reads layouts {', '.join(map(str, SCHEMAS))}."
+                raise BadRecording(problem, hint="Upgrade Tonnage." if version > max(SCHEMAS) else REMAKE)
+            found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
+            if found != SCHEMAS[version]:
+                raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
             check_columns(database)
             yield database, version
     except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
         raise BadRecording(f"{path} is not a readable recording: {error}.", hint=REMAKE) from error
-
-
-def _layout_of(database: sqlite3.Connection, path: Path) -> int:
-    database.execute("PRAGMA trusted_schema = OFF")
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    version: int
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=REMAKE)
-    if version not in SCHEMAS:
-        problem = f"{path} has layout {version}; this Tonnage reads layouts {', '.join(map(str, SCHEMAS))}."
-        raise BadRecording(problem, hint="Upgrade Tonnage." if version > max(SCHEMAS) else REMAKE)
-    found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
-    if found != SCHEMAS[version]:
-        raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
-    return version
 
 
 def is_database(path: Path) -> bool:

@@ -19,11 +19,7 @@ _OF_TRAINING = ("backward", "optimizer")
 
 
 def loop_starts(stacks: Sequence[tuple[int, tuple[str, ...]]], *, goes_deeper: bool) -> list[int]:
-    """Return the first event of each iteration of the outermost loop with enough iterations.
-
-    Stacks are (event, lines with the outermost first). Unless `goes_deeper`, a line that moves without a loop ends
-    the search.
-    """
+    """Return the first event of each iteration of the outermost loop with enough; stacks are (event, outermost first)."""
     stacks = [(born, stack) for born, stack in stacks if stack]
     depths = (max if goes_deeper else min)((len(stack) for _, stack in stacks), default=0)
     for depth in range(depths):
@@ -51,16 +47,12 @@ def turns(recording: Recording) -> list[int]:
     if len(steps) >= ENOUGH or recording.header.source == "snapshot":
         return steps
     is_inference = recording.oom is None and not any(mark.name in _OF_TRAINING for mark in recording.marks)
-    stacks = [(a.born, a.stack[::-1]) for a in recording.allocations]
-    starts = loop_starts(stacks, goes_deeper=is_inference)
-    return steps if not starts or _is_loop_over_layers(recording, starts) else starts
-
-
-def _is_loop_over_layers(recording: Recording, starts: list[int]) -> bool:
-    """Say whether every iteration calls modules that no other calls."""
+    starts = loop_starts([(a.born, a.stack[::-1]) for a in recording.allocations], goes_deeper=is_inference)
+    # In a loop over layers every iteration calls modules that no other calls.
     by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
     for a in recording.allocations:
         if a.module and a.phase in ("forward", "generation", "evaluation"):
             by_turn[bisect_right(starts, a.born)].add(a.module)
     called = [modules for modules in by_turn[1:] if modules]
-    return len(called) > 1 and sum(map(len, called)) == len(set().union(*called))
+    is_over_layers = len(called) > 1 and sum(map(len, called)) == len(set().union(*called))
+    return steps if not starts or is_over_layers else starts

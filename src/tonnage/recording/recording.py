@@ -1,8 +1,4 @@
-"""One run's memory events, and the queries that reports and explanations make on them.
-
-A recording must be complete before the first query, because results are cached. It does not use the allocator;
-`recording.replay` runs its events through one again.
-"""
+"""One run's memory events, and the queries on them, whose results are cached: it must be complete before the first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from tonnage.clock.captured import CapturedStep
 from tonnage.errors import UnknownGpu
 from tonnage.garbage import no_collection
-from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware import find_gpu
 from tonnage.hardware.cluster import Cluster, read_host
 from tonnage.ledger import Category, Ledger
 from tonnage.recording.groups import BlockGroup, group_alike
@@ -24,7 +20,6 @@ from tonnage.recording.timeline import MemoryTimeline, PhasePeak, StepPeak, peak
 
 if TYPE_CHECKING:
     from tonnage.clock.step import SteadyStep
-    from tonnage.clock.streams import CollectiveSeconds
 
 # Settings of a step on a cluster: "2x8" for hosts × cards, and the kind of host.
 HOSTS, HOST = "hosts", "host"
@@ -62,21 +57,17 @@ class Recording:
         from tonnage.clock.step import step_time
 
         try:
-            gpu = find_gpu(self.header.gpu)
+            gpu, settings, collective_s = find_gpu(self.header.gpu), self.captured.settings, None
+            if HOSTS in settings:
+                from tonnage.budget.time.collectives import collective_seconds  # imports numpy
+
+                hosts, cards = (int(number) for number in settings[HOSTS].split("x"))
+                collective_s = collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))
             with no_collection():
-                found = step_time(self.captured, gpu, self._collective_s(gpu))
+                found = step_time(self.captured, gpu, collective_s)
         except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):
             return None  # a file may contain any numbers
         return found if isfinite(found.high_s) and found.step_s > 0 else None
-
-    def _collective_s(self, gpu: Gpu) -> "CollectiveSeconds | None":
-        settings = self.captured.settings if self.captured else {}
-        if HOSTS not in settings:
-            return None
-        from tonnage.budget.time.collectives import collective_seconds  # imports numpy
-
-        hosts, cards = (int(number) for number in settings[HOSTS].split("x"))
-        return collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))
 
     @cached_property
     def timeline(self) -> MemoryTimeline:
@@ -100,10 +91,7 @@ class Recording:
 
     @cached_property
     def own_peak_reserved_bytes(self) -> int:
-        """The reserved peak at this recording's own requests.
-
-        What was reserved before it began may be cached memory of an unknown earlier peak.
-        """
+        """The reserved peak at this recording's own requests: cache from before it may be of an earlier peak."""
         if not self.begins_at:
             return self.peak_reserved_bytes
         own = (e.sequence for e in self.segments if e.sequence >= self.begins_at and e.action in _ACQUIRING)

@@ -1,8 +1,4 @@
-"""The plain records of one run's memory events, independent of their source, storage and display.
-
-Sequence numbers order everything. Each allocation, free and segment event takes the next number; a mark takes the
-number of the event that follows it, so that a phase begins with the first event after its mark.
-"""
+"""The plain records of a run's events, numbered in sequence; a mark has the number of the event that follows it."""
 
 from dataclasses import dataclass, field
 from typing import Literal

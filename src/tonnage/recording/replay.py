@@ -1,15 +1,15 @@
 """Replays a recording's events through the allocator, on another card or with other settings.
 
-The requests stay the same, so the result does not hold for a script that adapts to its card or catches the error and
-halves its batch; workspaces that kernels would choose differently on another card are unchanged. Memory outside the
-allocator counts from the start.
+The requests stay the same, so the result does not hold for a script that adapts to its card or halves its batch.
+Workspaces that kernels would choose differently are unchanged; memory outside the allocator counts from the start.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, Shortage
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
+from tonnage.allocator.blocks import Block
 from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
@@ -30,9 +30,7 @@ class Outcomes:
 
 def demand(recording: Recording) -> Recording:
     """Return all known requests of the run; if it died and did not continue, the failed request is the last."""
-    if recording.whole is not None:
-        return demand_of(recording)
-    return until_refused(recording)
+    return until_refused(recording) if recording.whole is None else demand_of(recording)
 
 
 def until_refused(recording: Recording) -> Recording:
@@ -73,9 +71,8 @@ def least_bytes(recording: Recording) -> int:
         return _play(asked, _allocator(replace(header, capacity_bytes=capacity_bytes))).failed is None
 
     unlimited = _play(asked, _allocator(replace(header, capacity_bytes=BOUNDLESS_BYTES))).peak_reserved_bytes
-    low, high = (
-        size + header.overhead_bytes + DRIVER_RESERVE_BYTES for size in (asked.peak_allocated_bytes, unlimited)
-    )
+    outside = header.overhead_bytes + DRIVER_RESERVE_BYTES
+    low, high = asked.peak_allocated_bytes + outside, unlimited + outside
     if low < high and holds(low):
         return low
     while high - low > high // 200:
@@ -132,17 +129,17 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
         part: gpu.overheads[part.split()[0]].size_bytes if part.split()[0] in gpu.overheads else size_bytes
         for part, size_bytes in header.overhead_parts.items()
     }
-    changed.gpu, changed.gpu_name, changed.capacity_bytes = gpu.key, gpu.name, gpu.memory_bytes
-    changed.overhead_parts = parts
-    changed.overhead_bytes = sum(parts.values()) if parts else header.overhead_bytes
-    return changed
+    overhead_bytes = sum(parts.values()) if parts else header.overhead_bytes
+    return replace(
+        changed, gpu=gpu.key, gpu_name=gpu.name, capacity_bytes=gpu.memory_bytes, overhead_bytes=overhead_bytes,
+        overhead_parts=parts,
+    )  # fmt: skip
 
 
 def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
     settings = AllocatorSettings.parse(header.settings)
     # A snapshot does not include the size of its card.
-    capacity_bytes = header.capacity_bytes or BOUNDLESS_BYTES
-    return CachingAllocator(capacity_bytes, settings, header.overhead_bytes, observer)
+    return CachingAllocator(header.capacity_bytes or BOUNDLESS_BYTES, settings, header.overhead_bytes, observer)
 
 
 def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
@@ -171,7 +168,7 @@ def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None
 
 
 class _Tape:
-    """Records a replay, with its own sequence numbers."""
+    """A recording of a replay, with its own sequence numbers."""
 
     def __init__(self, recording: Recording) -> None:
         self.allocations: list[Allocation] = []
@@ -199,8 +196,7 @@ class _Tape:
             self.segments.append(SegmentEvent(self._take(), action, address, size_bytes, stream))  # type: ignore[arg-type]
 
     def on_alloc(self, origin: Allocation, address: int, block_bytes: int) -> None:
-        born = self._take()
-        again = replace(origin, address=address, block_bytes=block_bytes, born=born, died=None)
+        again = replace(origin, address=address, block_bytes=block_bytes, born=self._take(), died=None)
         self._by_origin[origin.index, origin.born] = again
         self.allocations.append(again)
 
@@ -213,7 +209,6 @@ def refused(outcomes: Outcomes) -> FailedRequest | None:
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None
-    sizes = {
-        name: getattr(shortage, name) for name in ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
-    }
+    names = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
+    sizes = {name: getattr(shortage, name) for name in names}
     return FailedRequest(**sizes, message=shortage.message, **_context(failed))

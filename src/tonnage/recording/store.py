@@ -1,7 +1,4 @@
-"""A recording as one SQLite file: safe to open, fast to query. See `layout` for its tables.
-
-The rows of a run are the same in its own file and in that of a cluster, where each begins with its rank.
-"""
+"""A recording as one SQLite file (see `layout`); in that of a cluster, each row begins with its rank."""
 
 import json
 import reprlib
@@ -16,9 +13,8 @@ from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
-from tonnage.recording.checks import is_shape, is_word_list, record_of
 from tonnage.recording.host import HOST_KEY, host_memory
-from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
+from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, is_shape, is_word_list, opened, record_of, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.untrusted import Unreadable, parse_json
@@ -36,32 +32,26 @@ def write_recording(path: str | Path, recording: Recording, *, force: bool = Fal
 
 
 def read_recording(path: str | Path, rank: int | None = None) -> Recording:
-    """Read one of our files; raise BadRecording with the reason if it is not valid.
-
-    From a cluster's file, read one rank (None: the one that runs out of memory first or, if none does, needs most).
-    """
+    """Read one of our files; of a cluster one rank (None: the first to run out of memory, else the one that needs most)."""
     path = Path(path)
     with opened(path) as (database, version):
-        if is_of_cluster(version):
-            return read_run(database, _kept_under(database, path, rank))
-        if rank is not None:
+        if not is_of_cluster(version):
+            if rank is None:
+                return as_read(read_run(database))
             raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
-        return as_read(read_run(database))
-
-
-def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> int:
-    """Return the rank under which a rank's events are stored: an identical one, or its representative."""
-    ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
-    if not ranks:
-        raise BadRecording(f"{path} is of a cluster of which no rank reported.", hint="See why with: tonnage show FILE")
-    if rank is None:
-        (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
-        rank = int(decoded(value))
-    for kept, summary in ranks:
-        if any(first <= rank <= last for first, last in summary["stands_for"]):
-            return int(kept)
-    held = ", ".join(str(summary["rank"]) for _, summary in ranks)
-    raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
+        ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
+        if not ranks:
+            problem = f"{path} is of a cluster of which no rank reported."
+            raise BadRecording(problem, hint="See why with: tonnage show FILE")
+        if rank is None:
+            (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
+            rank = int(decoded(value))
+        # A rank's events are stored under an identical one, or its representative.
+        for kept, summary in ranks:
+            if any(first <= rank <= last for first, last in summary["stands_for"]):
+                return read_run(database, int(kept))
+        held = ", ".join(str(summary["rank"]) for _, summary in ranks)
+        raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
 
 
 def decoded(value: str) -> Any:
@@ -124,7 +114,13 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
     lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
     # Decode each context once, however many blocks share it.
-    contexts = {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
+    contexts: dict[int, _Context] = {}
+    for number, category, *words, stack, shape, dtype in database.execute("SELECT * FROM context"):
+        extents, frames = decoded(shape), decoded(stack)
+        if not is_shape(extents) or not is_word_list(frames):
+            raise ValueError(f"it has a tensor of shape {reprlib.repr(extents)}, made at {reprlib.repr(frames)}")
+        decoded_shape = None if extents is None else tuple(extents)
+        contexts[number] = (Category(category), *words, tuple(frames), decoded_shape, dtype)
     allocations = []
     for index, address, requested, block, stream, born, died, step, number in rows("allocation", '"index"'):
         category, operator, module, phase, line, stack, shape, dtype = contexts[number]
@@ -151,16 +147,6 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         host=host_memory(decoded(host)) if host else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
-
-
-def _context(
-    category: str, operator: str, module: str, phase: str, line: str, stack: str, shape: str, dtype: str
-) -> _Context:
-    extents, frames = decoded(shape), decoded(stack)
-    if not is_shape(extents) or not is_word_list(frames):
-        raise ValueError(f"it has a tensor of shape {reprlib.repr(extents)}, made at {reprlib.repr(frames)}")
-    decoded_shape = None if extents is None else tuple(extents)
-    return Category(category), operator, module, phase, line, tuple(frames), decoded_shape, dtype
 
 
 def packed(step: CapturedStep) -> bytes:

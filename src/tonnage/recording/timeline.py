@@ -1,11 +1,8 @@
-"""Allocated and reserved bytes after each event, and their peaks by phase and step.
-
-Sequence numbers are dense, so lists are indexed by them and need no sorting.
-"""
+"""Allocated and reserved bytes after each event (sequence numbers are dense), and their peaks by phase and step."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
 
@@ -53,9 +50,8 @@ class MemoryTimeline:
 
     def best_used(self, reserved_bytes: int, since: int = 0) -> int | None:
         """Return the first event from `since` on with this much reserved and the most of it allocated."""
-        moments = (
-            moment for moment in range(since, len(self.reserved_bytes)) if self.reserved_bytes[moment] == reserved_bytes
-        )
+        reserved = enumerate(self.reserved_bytes[since:], since)
+        moments = (moment for moment, size in reserved if size == reserved_bytes)
         return max(moments, key=self.allocated_bytes.__getitem__, default=None)
 
     def peak_between(self, start: int, end: int) -> int:
@@ -116,10 +112,8 @@ def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[
 
 def _stretches(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:
     turns = sorted((m for m in marks if m.kind == kind), key=lambda m: m.sequence)
-    starts = [("", 0), *((m.name, m.sequence) for m in turns)]
-    ends = [*(sequence for _, sequence in starts[1:]), length]
-    for (name, start), end in zip(starts, ends, strict=True):
-        yield name, start, end
+    starts = [("", 0), *((m.name, m.sequence) for m in turns), ("", length)]
+    return ((name, start, end) for (name, start), (_, end) in pairwise(starts))
 
 
 def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:

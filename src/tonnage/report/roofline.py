@@ -8,7 +8,8 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.report.lines import cut, heading, ledger_row, packed, picked, report_width, said, spaced, wrapped
-from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
+from tonnage.roofline import Analysis, Bound
+from tonnage.roofline.analysis import MEANINGS, RooflineRow
 from tonnage.units import percent
 
 ROWS = 16

@@ -8,7 +8,8 @@ from math import ceil, floor, log10, sqrt
 from tonnage.report.html.markup import simple_page
 from tonnage.report.lines import cut
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
-from tonnage.roofline import MEANINGS, Analysis, Bound, RooflineRow
+from tonnage.roofline import Analysis, Bound
+from tonnage.roofline.analysis import MEANINGS, RooflineRow
 from tonnage.units import percent
 
 WIDTH, HEIGHT = 960, 560

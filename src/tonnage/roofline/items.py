@@ -1,7 +1,4 @@
-"""One row of a roofline: a kernel, an operator or a part of a model, with what is known of its work.
-
-What a source does not say is None, and stays None.
-"""
+"""One row of a roofline: a kernel, an operator or a part of a model. What a source does not say stays None."""
 
 import re
 from collections import Counter
@@ -65,9 +62,7 @@ def _sum(one: Item, other: Item) -> Item:
         return float((first * one.seconds + second * other.seconds) / (one.seconds + other.seconds))
 
     # The calls are known only if both items have them.
-    calls = Counter(dict(one.made))
-    for call, count in other.made:
-        calls[call] += count
+    calls = Counter(dict(one.made)) + Counter(dict(other.made))
     work = replace(
         one.work,
         operations=plus(one.work.operations, other.work.operations),
@@ -88,11 +83,7 @@ def _sum(one: Item, other: Item) -> Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTime:
-    """The time of one GPU from its first kernel to the end of its last, over all streams.
-
-    `host_s` is idle time before the next kernel was launched: the host was late. `queue_s` is idle time after that:
-    launch latency, or a wait for another stream.
-    """
+    """One GPU's time over all streams. Idle: `host_s` before the next launch, `queue_s` after it."""
 
     span_s: float
     busy_s: float

@@ -69,31 +69,27 @@ def model_profile(shape: ModelShape, phase: Phase, *, batch: int, seq: int) -> R
         raise RequestError(f"{shape.name} does not generate: it has no decode phase.", hint="Use --phase prefill.")
     at = ModelPass(shape=shape, phase=phase, batch=batch, seq=seq)
     source = f"{shape.name}, {phase}, batch {batch:,}, {seq:,} tokens"
-    return RooflineProfile(kind="model", source=source, items=tuple(_items(at)), notes=shape.notes)
-
-
-def _items(at: ModelPass) -> Iterator[Item]:
-    forward = list(_forward(at))
-    yield from forward
-    if at.phase == "train":
+    items = list(_forward(at))
+    if phase == "train":
         # Gradients of inputs and of weights: twice the work; fused attention has its own factor.
-        for item in reversed(forward):
+        for item in items[::-1]:
             work = _times(item.work, _ATTENTION_BACKWARD if item.kind == "attention" else 2.0)
-            yield replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work)
-        parameters = at.shape.parameters
-        step = Work(_ADAM_OPERATIONS * parameters, _ADAM_PASSES * _FP32_BYTES * parameters)
-        yield Item(
-            name="AdamW step", kind="optimizer", group="optimizer", work=step, detail=f"{parameters:,} parameters"
+            items.append(replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work))
+        parameters = shape.parameters
+        step, detail = (
+            Work(_ADAM_OPERATIONS * parameters, _ADAM_PASSES * _FP32_BYTES * parameters),
+            f"{parameters:,} parameters",
         )
+        items.append(Item(name="AdamW step", kind="optimizer", group="optimizer", work=step, detail=detail))
+    return RooflineProfile(kind="model", source=source, items=tuple(items), notes=shape.notes)
 
 
 def _forward(at: ModelPass) -> Iterator[Item]:
     for number, stack in enumerate(at.shape.stacks):
         if at.phase == "decode" and stack is not at.shape.decoder:
             continue
-        name = (
-            "" if len(at.shape.stacks) == 1 else "decoder " if stack is at.shape.decoder else f"encoder {number + 1} "
-        )
+        name = "decoder " if stack is at.shape.decoder else f"encoder {number + 1} "
+        name = name if len(at.shape.stacks) > 1 else ""
         kinds = list(dict.fromkeys(stack.layers))
         for kind, layer in enumerate(kinds):
             suffix = f" {chr(ord('a') + kind)}" if len(kinds) > 1 else ""
@@ -102,14 +98,19 @@ def _forward(at: ModelPass) -> Iterator[Item]:
             for item in _layer(at, stack, layer):
                 work = _times(item.work, count)
                 yield replace(item, group=group, calls=count, launches=count * item.launches, work=work)
-    yield from _head(at)
+    shape = at.shape
+    if shape.logits and shape.vocab:
+        # Of a prompt, only the last token's scores are needed.
+        rows = at.tokens(shape.decoder) if at.phase == "train" or not shape.decoder.causal else at.batch
+        yield replace(_product(at, "logits", rows, shape.vocab, shape.hidden), group="head")
+        if at.phase == "train":
+            elements = float(rows * shape.vocab)
+            work = Work(_LOSS_OPERATIONS * elements, 2 * elements * at.element_bytes)
+            yield Item(name="loss", kind="elementwise", group="head", work=work)
 
 
 def _times(work: Work, factor: float) -> Work:
     return Work(factor * (work.operations or 0.0), factor * (work.moved_bytes or 0.0), work.precision)
-
-
-# ── a layer ──
 
 
 def _layer(at: ModelPass, stack: LayerStack, layer: LayerShape) -> Iterator[Item]:
@@ -159,8 +160,7 @@ def _mixing(at: ModelPass, stack: LayerStack, mixer: AttentionShape) -> Item:
     tokens = at.tokens(stack)
     if mixer.kind is AttentionKind.RECURRENT:
         operations = float(_RECURRENT_OPERATIONS * mixer.state_elements * tokens)
-        states = 2.0 * at.batch * state_bytes(mixer)
-        moved = states + 2.0 * tokens * stack.hidden * at.element_bytes
+        moved = 2.0 * at.batch * state_bytes(mixer) + 2.0 * tokens * stack.hidden * at.element_bytes
         return Item(name="recurrence", kind="elementwise", work=Work(operations, moved))
     length = stack.tokens or at.seq
     if at.phase == "decode" and stack is at.shape.decoder:
@@ -223,23 +223,3 @@ def _mlp(at: ModelPass, name: str, rows: float, hidden: int, width: int, gated: 
     work = Work(_ACTIVATION_OPERATIONS * elements, (fan + 1) * elements * at.element_bytes)
     yield Item(name=f"{name} activation", kind="elementwise", work=work)
     yield _product(at, f"{name} down", rows, hidden, width, count)
-
-
-# ── the ends ──
-
-
-def _head(at: ModelPass) -> Iterator[Item]:
-    shape = at.shape
-    if not (shape.logits and shape.vocab):
-        return
-    # Of a prompt, only the last token's scores are needed.
-    rows = at.tokens(shape.decoder) if at.phase == "train" or not shape.decoder.causal else at.batch
-    yield replace(_product(at, "logits", rows, shape.vocab, shape.hidden), group="head")
-    if at.phase == "train":
-        elements = float(rows * shape.vocab)
-        yield Item(
-            name="loss",
-            kind="elementwise",
-            group="head",
-            work=Work(_LOSS_OPERATIONS * elements, 2 * elements * at.element_bytes),
-        )

@@ -1,7 +1,6 @@
 """One forward pass as tensors: the contract between runner, models and kernels.
 
-Tokens are flat, without padding between sequences: first those of decoding sequences, one each, then the prompt
-chunks, one after another. A padding row of a captured graph has length 0 and the null block.
+Tokens are flat: one of each decoding sequence, then the prompt chunks. A padding row has length 0 and the null block.
 """
 
 from dataclasses import dataclass

@@ -12,37 +12,21 @@ FLOAT_FORMATS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The options of an engine.
+    """The options of an engine."""
 
-    | option           | meaning                                                                                 |
-    |------------------|-----------------------------------------------------------------------------------------|
-    | `budget`         | a share of the device's memory (on the CPU of what is free), or a size such as "60 GiB" |
-    | `context`        | tokens of the longest sequence; None: the model's limit, or what the cache holds        |
-    | `kv`             | "bf16", "fp16", "fp32" or "fp8"; None: the compute dtype                                |
-    | `weights`        | "int8" or "fp8": quantize the weights                                                   |
-    | `max_seqs`       | sequences that run at once                                                              |
-    | `batched_tokens` | tokens per step                                                                         |
-    | `block`          | tokens per cache block; `blocks`: their number, regardless of the budget                |
-    | `prefix_cache`   | reuse KV blocks of common prefixes                                                      |
-    | `swap`           | host memory for preempted sequences, such as "8 GiB"; 0: they are recomputed            |
-    | `eager`          | no CUDA graphs                                                                          |
-    | `seed`           | for requests without one                                                                |
-    | `max_waiting`    | queue length; more sequences are refused                                                |
-    """
-
-    budget: float | str = 0.9
-    context: int | None = None
-    kv: str | None = None
-    weights: Weights | None = None
-    max_seqs: int = 256
-    batched_tokens: int = 8192
-    block: int = 16
-    blocks: int | None = None
-    prefix_cache: bool = True
-    swap: int | str = 0
-    eager: bool = False
-    seed: int = 0
-    max_waiting: int = 1024
+    budget: float | str = 0.9  # a share of the device's memory (on the CPU of what is free), or a size like "60 GiB"
+    context: int | None = None  # tokens of the longest sequence; None: the model's limit, or what the cache holds
+    kv: str | None = None  # "bf16", "fp16", "fp32" or "fp8"; None: the compute dtype
+    weights: Weights | None = None  # "int8" or "fp8": quantize the weights
+    max_seqs: int = 256  # sequences that run at once
+    batched_tokens: int = 8192  # tokens per step
+    block: int = 16  # tokens per cache block
+    blocks: int | None = None  # number of cache blocks, regardless of the budget
+    prefix_cache: bool = True  # reuse KV blocks of common prefixes
+    swap: int | str = 0  # host memory for preempted sequences, such as "8 GiB"; 0: they are recomputed
+    eager: bool = False  # no CUDA graphs
+    seed: int = 0  # for requests without one
+    max_waiting: int = 1024  # queue length; more sequences are refused
 
     def __post_init__(self) -> None:
         for name in ("context", "max_seqs", "batched_tokens", "block"):

@@ -1,8 +1,7 @@
-"""The engine: prompts in, tokens out, one step ahead of the device.
+"""The engine: prompts in, tokens out, one step ahead of the device. Not thread-safe; it knows no HTTP.
 
-`advance` schedules and launches the next step while the last one still runs, and then takes the last one's tokens;
-so the host's work overlaps with the device's. A step that runs out of memory ends only its own sequences. Not
-thread-safe. This module knows no HTTP, and of text only what `generate` returns.
+`advance` launches the next step while the last one still runs, and then takes the last one's tokens; so the host's work
+overlaps with the device's. A step that runs out of memory ends only its own sequences.
 """
 
 import random
@@ -23,8 +22,7 @@ from tonnage.serve.generation import Prompt, generate, token_ids
 from tonnage.serve.model_runner.runner import TokensInTransit
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.load import load_decoder
-from tonnage.serve.models.sharing import share_decoder
+from tonnage.serve.models.load import load_decoder, share_decoder
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
 from tonnage.serve.scheduler.scheduler import Scheduler
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
@@ -38,10 +36,7 @@ _STEPS_PER_LOOK = 16
 
 @dataclass(slots=True)
 class StepOutput:
-    """The result of a step: a token for each sequence not ended meanwhile, and the sequences that finished.
-
-    A sequence may finish without a token. `logprobs` is None if no row requested any.
-    """
+    """A step's tokens of sequences not ended meanwhile, and those finished, maybe without one; `logprobs` if requested."""
 
     sequences: list[Sequence]
     tokens: list[int]
@@ -50,11 +45,7 @@ class StepOutput:
 
 
 class Engine:
-    """A model on one device, ready to serve.
-
-    `path` is the model's folder, `device` is like "cuda:1" (default: a GPU if there is one); `options` are the
-    fields of `EngineConfig`, such as `budget="60 GiB"`.
-    """
+    """A model's folder, ready to serve on a `device` (default: a GPU if there is one); `options` are `EngineConfig`'s."""
 
     def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
         config = EngineConfig(**options)
@@ -62,10 +53,8 @@ class Engine:
         where = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
         architecture = read_architecture(path)
         if config.context is not None and config.context > architecture.positions:
-            raise RequestError(
-                f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}.",
-                hint=f"Use --context {architecture.positions} at most.",
-            )
+            problem = f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}."
+            raise RequestError(problem, hint=f"Use --context {architecture.positions} at most.")
         # The CPU computes in FP32: exact, and no slower.
         dtype = torch.float32 if where.type == "cpu" else DTYPES[architecture.dtype]
         startup = Startup(architecture, dtype, config, look(where, config.budget))
@@ -91,10 +80,9 @@ class Engine:
     def of_module(
         cls, module: torch.nn.Module, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
     ) -> "Engine":
-        """Return an engine that shares the weights of a live transformers model, without a second copy.
+        """Return an engine on the weights of a live transformers model; updates count from the next `wake` or `refresh`.
 
-        Optimizer updates are served from the next `wake` or `refresh` on. Set `settings.blocks`: a share of the card
-        does not account for what training needs.
+        Set `settings.blocks`: a share of the card does not account for what training needs.
         """
         context = settings.context if settings else None
         return cls.of(share_decoder(module, context=context), tokenizer, settings=settings)
@@ -151,10 +139,7 @@ class Engine:
         self, prompts: Listed[Prompt] | str, sampling: Sampling | Listed[Sampling] | None = None, *,
         progress: bool | None = None,
     ) -> list[Output]:  # fmt: skip
-        """Return answers to texts or lists of token ids, in order; n per prompt if requested.
-
-        `progress` None shows a progress bar on a terminal for larger batches.
-        """
+        """Return answers in order, n per prompt if requested; `progress` None: a bar on a terminal for many."""
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, sampling, progress=progress)
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:
@@ -197,9 +182,8 @@ class Engine:
             )
         if min(tokens) < 0 or max(tokens) >= self.architecture.vocab:
             wrong = next(token for token in tokens if not 0 <= token < self.architecture.vocab)
-            raise RequestError(
-                f"The prompt has the token id {wrong}.", hint=f"Give ids from 0 to {self.architecture.vocab - 1}."
-            )
+            problem = f"The prompt has the token id {wrong}."
+            raise RequestError(problem, hint=f"Give ids from 0 to {self.architecture.vocab - 1}.")
 
     # Steps.
 

@@ -1,7 +1,4 @@
-"""Generate for a batch of prompts: fed to the engine as its queue drains, answers in the order of the prompts.
-
-This module does not know how a step is computed.
-"""
+"""Generate for a batch of prompts: fed to the engine as its queue drains, answers in the order of the prompts."""
 
 import sys
 from collections import defaultdict, deque
@@ -92,15 +89,12 @@ def _requests(
 ) -> Iterator[tuple[list[int], Sampling]]:
     each = [sampling or Sampling()] * len(prompts) if sampling is None or isinstance(sampling, Sampling) else sampling
     if len(each) != len(prompts):
-        raise RequestError(
-            f"There are {len(prompts)} prompts and {len(each)} samplings.", hint="Give one for all, or one for each."
-        )
+        problem = f"There are {len(prompts)} prompts and {len(each)} samplings."
+        raise RequestError(problem, hint="Give one for all, or one for each.")
     for prompt, wishes in zip(prompts, each, strict=True):
         if (isinstance(prompt, str) or wishes.stop) and engine.tokenizer is None:
-            raise RequestError(
-                "The model's folder has no tokenizer, so it reads and stops at no text.",
-                hint="Give prompts as lists of token ids, and stop_token_ids in the place of stop.",
-            )
+            hint = "Give prompts as lists of token ids, and stop_token_ids in the place of stop."
+            raise RequestError("The model's folder has no tokenizer, so it reads and stops at no text.", hint=hint)
         if isinstance(prompt, int):
             raise RequestError(f"A prompt is the number {prompt}.", hint="Give a list of prompts: [[1, 2, 3]] has one.")
         if isinstance(prompt, str):

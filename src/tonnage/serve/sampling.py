@@ -1,7 +1,4 @@
-"""Sampling parameters of a request, and its output.
-
-This module knows no torch and no scheduler; its limits are safe for untrusted clients.
-"""
+"""Sampling parameters of a request, with limits that are safe for untrusted clients, and its output. Knows no torch."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,14 +17,10 @@ _COLDEST = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The sampling parameters of a request.
-
-    `temperature` 0 (or below 1e-6) is greedy; `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
-    alternatives per token (0: only the sampled token; None: none).
-    """
+    """Sampling parameters. `top_k` 0 and `top_p` 1 keep all tokens; `logprobs` counts alternatives per token, or None."""
 
     max_tokens: int = 16
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0 (or below 1e-6) is greedy
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -36,7 +29,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = None  # 0: only the sampled token's
 
     def __post_init__(self) -> None:
         _within("max_tokens", self.max_tokens, 1, 2**31)

@@ -1,11 +1,9 @@
 """Start the engine: find the device's memory, what everything but the KV cache needs, and the number of blocks.
 
-look      the device's memory, what other processes hold, and what the engine may take
-plan      the pool by arithmetic alone (`budget.serving.own_engine`), as `tonnage plan serve --engine tonnage` prints it
-check     if the pool holds no sequence: raise an error with the numbers, and flags that would help
-start     on a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache
-          of one block. If the measurement is within the planned reserve and close to it, the pool is exactly the
-          plan's; else it is sized by the measurement. Then the final runner is built and measured.
+The pool is planned by arithmetic alone (`budget.serving.own_engine`), as `tonnage plan serve --engine tonnage` prints it.
+On a GPU the plan is checked by measurement: the largest step runs and the graphs are captured over a cache of one block.
+If the measurement is within the planned reserve and close to it, the pool is exactly the plan's; else it is sized by the
+measurement. Then the final runner is built and measured.
 """
 
 import gc
@@ -27,6 +25,7 @@ from tonnage.budget.serving.own_engine import (
 from tonnage.budget.terms import Term
 from tonnage.errors import RequestError, TonnageError, UnknownGpu
 from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.ledger import Category
 from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 from tonnage.serve.config import EngineConfig
@@ -52,7 +51,7 @@ class CannotStart(TonnageError):
     exit_code = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """A device before anything is loaded. `others_bytes` is held by other processes."""
 
@@ -67,10 +66,8 @@ class DeviceMemory:
 def look(device: torch.device, budget: float | str) -> DeviceMemory:
     """Return the device's memory, and the engine's share of it. On the CPU that is of the free memory."""
     if device.type != "cuda":
-        from tonnage.fit.moving.host import free_host_bytes
-
         free = free_host_bytes()
-        return DeviceMemory(device=device, name="CPU", gpu=None, capacity_bytes=free, limit_bytes=_limit(budget, free))
+        return DeviceMemory(device, "CPU", None, free, _limit(budget, free))
     name = torch.cuda.get_device_name(device)
     try:
         gpu = find_gpu(name)
@@ -84,9 +81,7 @@ def look(device: torch.device, budget: float | str) -> DeviceMemory:
     # Beside other processes, too, leave something free: the last bytes of a card cannot be allocated.
     spare = min(total - asked, total - share_bytes(total, _LARGEST_SHARE))
     limit = min(asked, max(total - others - spare, 0))
-    return DeviceMemory(
-        device=device, name=name, gpu=gpu, capacity_bytes=total, limit_bytes=limit, others_bytes=others
-    )  # fmt: skip
+    return DeviceMemory(device, name, gpu, total, limit, others)
 
 
 def _limit(budget: float | str, capacity_bytes: int) -> int:
@@ -94,9 +89,8 @@ def _limit(budget: float | str, capacity_bytes: int) -> int:
         size_bytes = parse_bytes(budget)
         if size_bytes > capacity_bytes:
             have = format_bytes(capacity_bytes)
-            raise RequestError(
-                f"--budget {budget} is more than the {have} that there are.", hint=f'Use at most "{have}".'
-            )
+            problem = f"--budget {budget} is more than the {have} that there are."
+            raise RequestError(problem, hint=f'Use at most "{have}".')
         return size_bytes
     if not 0 < budget <= 1:
         raise RequestError(f"--budget {budget} is no share of a device.", hint='Write it like 0.9 or "60 GiB".')
@@ -123,10 +117,6 @@ class Startup:
     memory: DeviceMemory
 
     @property
-    def kv_format(self) -> str:
-        return self.config.kv or self._compute_format
-
-    @property
     def _compute_format(self) -> str:
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
@@ -143,8 +133,8 @@ class Startup:
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
         limits = EngineOptions(
             context=config.context or shape.positions, weights=config.weights or self._compute_format,
-            kv=self.kv_format, block=config.block, max_seqs=config.max_seqs, batched_tokens=config.batched_tokens,
-            eager=config.eager,
+            kv=config.kv or self._compute_format, block=config.block, max_seqs=config.max_seqs,
+            batched_tokens=config.batched_tokens, eager=config.eager,
         )  # fmt: skip
         card = own_card(
             widths_of(shape), limits, memory.gpu, name=memory.name, capacity_bytes=memory.capacity_bytes,
@@ -257,11 +247,11 @@ class Startup:
 
     @property
     def _cache_shape(self) -> CacheShape:
-        shape, kept = self.architecture, self.kv_format
+        shape, config = self.architecture, self.config
+        dtype = DTYPES.get(config.kv or "", self.dtype)
         return CacheShape(
-            layers=len(shape.layers), kv_heads=shape.kv_heads, head_dim=shape.head_dim, block=self.config.block,
-            dtype=DTYPES.get(kept, self.dtype), fp8=kept == "fp8",
-        )  # fmt: skip
+            len(shape.layers), shape.kv_heads, shape.head_dim, dtype, block=config.block, fp8=config.kv == "fp8"
+        )
 
     def _runner(self, decoder: Decoder, card: OwnCard, blocks: int, stream: torch.cuda.Stream | None) -> Runner:
         """Return a runner over this many blocks; one block is a trial without swapping."""
@@ -270,56 +260,47 @@ class Startup:
         return Runner(decoder, cache, self.config, context=card.limits.context, stream=stream)
 
     def _warm_up(self, runner: Runner, decoder: Decoder, context: int) -> tuple[int, int]:
-        """Run the largest steps; return the bytes of the graphs, and of all that the engine holds."""
-        graphs = decoder.capturable and not self.config.eager
-        graph_bytes = warm_up(runner, self.config.rows, self.config.batched_tokens, context, graphs=graphs)
-        return graph_bytes, used_bytes(self.memory.device) - self.memory.others_bytes
+        """Run the largest steps over null blocks, and capture graphs; return bytes of the graphs, and of all that is held."""
+        config, device, graph_bytes = self.config, self.memory.device, 0
+
+        def run() -> None:
+            for step in largest_steps(config.rows, config.batched_tokens, context, config.block):
+                runner.launch(step).result()
+            runner.inputs.forget()
+
+        run()
+        if decoder.capturable and not config.eager:
+            clear()
+            before_bytes = _used_bytes(device)
+            runner.capture(config.rows)
+            graph_bytes = _used_bytes(device) - before_bytes
+            # Capturing releases the memory that passes need.
+            run()
+        return graph_bytes, _used_bytes(device) - self.memory.others_bytes
 
 
 def _with_blocks(card: OwnCard, blocks: int) -> OwnCard:
     return replace(card, pool=replace(card.pool, blocks=blocks))
 
 
-# The largest steps.
-
-
-def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
-    """Run the largest steps and capture graphs; return the bytes that the graphs took.
-
-    This compiles kernels and reaches the peak of memory. The steps use the null block, so nothing is left behind.
-    """
-
-    def run() -> None:
-        for step in largest_steps(rows, batched_tokens, context, runner.cache.shape.block):
-            runner.launch(step).result()
-        runner.inputs.forget()
-
-    # Capturing releases the memory that passes need, so they run again after it.
-    run()
-    if not graphs:
-        return 0
-    clear()
-    before_bytes = used_bytes(runner.cache.device)
-    runner.capture(rows)
-    graph_bytes = used_bytes(runner.cache.device) - before_bytes
-    run()
-    return graph_bytes
-
-
 def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[ScheduledStep]:
     """Yield many prompts with the most expensive sampling, their decode step, and one prompt as long as a step."""
     each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
-    many = [_sequence(slot, each, block) for slot in range(rows)]
+
+    def sequence(slot: int, length: int) -> Sequence:
+        sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
+        return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))
+
+    many = [sequence(slot, each) for slot in range(rows)]
     yield ScheduledStep(0, (), [ScheduledTokens(one, 0, each, True) for one in many])
     for one in many:
         one.tokens.append(0)
         one.computed = each + 1
     yield ScheduledStep(1, tuple(map(Decode, many)))
-    yield ScheduledStep(2, (), [ScheduledTokens(_sequence(0, longest, block), 0, longest, True)])
+    yield ScheduledStep(2, (), [ScheduledTokens(sequence(0, longest), 0, longest, True)])
 
 
-def used_bytes(device: torch.device) -> int:
-    """Return the device memory in use by all processes."""
+def _used_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
@@ -328,8 +309,3 @@ def clear() -> None:
     """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def _sequence(slot: int, length: int, block: int) -> Sequence:
-    sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
-    return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))

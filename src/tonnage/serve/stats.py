@@ -1,8 +1,4 @@
-"""Statistics of an engine: times since its start, every byte of the KV cache, and its state for the server.
-
-Taking them costs the same whatever the cache's size: the pool counts as it goes, and each running sequence is
-visited once.
-"""
+"""Statistics of an engine, counted as it runs: times, every byte of the KV cache, and its state for the server."""
 
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING

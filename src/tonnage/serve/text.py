@@ -1,7 +1,4 @@
-"""Text to token ids and back: the model's tokenizer, its chat template, and answers that grow token by token.
-
-Nothing is downloaded and no code from the model's folder is run. This module knows no engine and no server.
-"""
+"""Text to token ids and back, by the model's own files: no download, none of its code. Knows no engine, no server."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,26 +42,20 @@ class Tokenizer:
             raise MissingPart("A tokenizer needs transformers.", hint="pip install 'tonnage[serve]'") from None
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
-            raise BadModel(
-                f"The tokenizer in {folder} cannot be read: {reason}",
-                hint="Put the model's own tokenizer.json there, or serve token ids from a folder without tokenizer.",
-            ) from None
+            hint = "Put the model's own tokenizer.json there, or serve token ids from a folder without tokenizer."
+            raise BadModel(f"The tokenizer in {folder} cannot be read: {reason}", hint=hint) from None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a text, including the tokenizer's special prefix unless told otherwise."""
         if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        else:
-            ids = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+            return list(self._backend.encode(text, add_special_tokens=special).ids)
+        return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids; `special` shows special tokens."""
         if self._backend is not None:
-            text: str = self._backend.decode(ids, skip_special_tokens=not special)
-        else:
-            text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        return text
+            return str(self._backend.decode(ids, skip_special_tokens=not special))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the ids of a conversation, ending with the prompt for the assistant's reply."""
@@ -75,10 +66,8 @@ class Tokenizer:
             text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except Exception as error:  # the template's own complaint: roles that must alternate, no system message
             reason = str(error).strip().partition("\n")[0]
-            raise RequestError(
-                f"The model's chat template refuses these messages: {reason}",
-                hint="Change the messages or their order.",
-            ) from None
+            problem = f"The model's chat template refuses these messages: {reason}"
+            raise RequestError(problem, hint="Change the messages or their order.") from None
         return self.encode(text, special=False)
 
     def token_text(self, token_id: int) -> str:
@@ -113,11 +102,7 @@ _BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, b
 
 
 class TextStream:
-    """Text from sampled tokens: never half a character, and never what may be the start of a stop string.
-
-    Each token costs one decoding of a short window, whatever the length of the text. `prompt` (its last tokens
-    suffice) decides whether the first word starts with a space.
-    """
+    """Text from tokens, without half a character or the start of a stop string; `prompt` decides if a space comes first."""
 
     __slots__ = ("_decode", "_halves", "_held", "_ids", "_shown", "_stops", "stopped")
 
@@ -146,7 +131,17 @@ class TextStream:
 
     def _push(self, token_id: int) -> str:
         self._ids.append(token_id)
-        text = self._whole(self._decode(self._ids))
+        text = self._decode(self._ids)
+        # Leave out an incomplete last character; bytes that never form one are shown as they are.
+        whole = text.rstrip(_REPLACEMENT)
+        if len(whole) == len(text):
+            self._halves = 0
+        else:
+            self._halves = 1 if len(whole) > self._shown else self._halves + 1
+            if self._halves >= _MOST_HALVES:
+                # The last may still be the start of one.
+                self._halves, whole = 0, text[:-1]
+        text = whole
         fresh, self._shown = text[self._shown :], max(self._shown, len(text))
         if len(self._ids) > _WINDOW and not self._halves:
             # Keep only the last tokens, unless that would split a character.
@@ -155,20 +150,6 @@ class TextStream:
             if _REPLACEMENT not in text or len(self._ids) > _LONGEST_WINDOW:
                 self._ids, self._shown = last, len(text) - text.endswith(_REPLACEMENT)
         return self._release(fresh)
-
-    def _whole(self, text: str) -> str:
-        """Return the text without an incomplete last character; bytes that never form one are shown as they are."""
-        whole = text.rstrip(_REPLACEMENT)
-        if len(whole) == len(text):
-            self._halves = 0
-        elif len(whole) > self._shown:
-            self._halves = 1
-        else:
-            self._halves += 1
-        if self._halves >= _MOST_HALVES:
-            # The last may still be the start of one.
-            self._halves, whole = 0, text[:-1]
-        return whole
 
     def _release(self, fresh: str) -> str:
         if not self._stops:
@@ -195,18 +176,13 @@ class Answer:
     """One answer of a request, as generated so far: the one place where stop strings end an answer."""
 
     def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
-        self.index, self._prompt, self._sampling, self._tokenizer = index, prompt[-_CONTEXT:], sampling, tokenizer
+        self.index, self._sampling = index, sampling
+        self._stream = TextStream(tokenizer, sampling.stop, prompt=prompt[-_CONTEXT:]) if tokenizer else None
         self._held = AnswerDelta(index)
         self._told: list[AnswerDelta] = []
         self.tokens = 0
         self.characters = 0  # streamed so far, for the offsets of log probabilities
         self.finished = False
-
-    @cached_property
-    def _stream(self) -> TextStream | None:
-        if self._tokenizer is None:
-            return None
-        return TextStream(self._tokenizer, self._sampling.stop, prompt=self._prompt)
 
     def take(self, delta: AnswerDelta) -> AnswerDelta | None:
         """Add tokens; return what can be sent now, or None if text is held back, or dropped after a stop string."""
@@ -249,11 +225,7 @@ class Answer:
 
 
 def _read(folder: str) -> Any:
-    """Load by the class that its files name, or from the files alone if that class cannot be imported.
-
-    transformers imports a model's code to find its tokenizer's class, and fails if an installed library
-    (torchvision, for example) does not match torch.
-    """
+    """Load by the class that its files name, or from the files alone if that class imports a library that fails."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from budget.decoders import llama
 from tonnage.budget.training.configuration import Configuration
 from tonnage.budget.training.states import stages
-from tonnage.models import AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
+from tonnage.models import ModelShape
+from tonnage.models.shape import AttentionShape, FeedForward, LayerShape, LayerStack
 
 SHAPE = llama(tie_word_embeddings=False, num_hidden_layers=16)
 

@@ -1,13 +1,12 @@
 """Pinned buffers of exact size, and what the host has left."""
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 
-from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, PinnedPool, free_host_bytes, host_limit_bytes, pinned
-from tonnage.units import GIB, KIB
+from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, PinnedPool, host_limit_bytes, pinned
+from tonnage.units import KIB
 
 CPU = torch.device("cpu")
 
@@ -50,19 +49,6 @@ def test_without_streams_a_copy_is_done_at_once() -> None:
     assert target.tolist() == [1] * 4
     ticket.wait()
     ticket.done()
-
-
-def test_a_container_s_share_bounds_what_is_free(tmp_path: Path) -> None:
-    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
-    proc.mkdir(), cgroup.mkdir()
-    (proc / "meminfo").write_text(f"MemTotal: 9999999 kB\nMemAvailable:   {64 * 2**20} kB\n")
-    assert free_host_bytes(proc, cgroup) == 64 * GIB
-    (cgroup / "memory.max").write_text(f"{16 * GIB}\n")
-    (cgroup / "memory.current").write_text(f"{10 * GIB}\n")
-    (cgroup / "memory.stat").write_text(f"anon {6 * GIB}\ninactive_file {4 * GIB}\n")
-    assert free_host_bytes(proc, cgroup) == 10 * GIB
-    (cgroup / "memory.max").write_text("max\n")
-    assert free_host_bytes(proc, cgroup) == 64 * GIB
 
 
 def test_what_was_asked_for_goes_before_what_is_free() -> None:

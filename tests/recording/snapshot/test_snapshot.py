@@ -26,7 +26,7 @@ from snapshots import (
     read_dict,
     small_snapshot,
 )
-from tonnage.allocator import replay
+from tonnage.allocator.replay import replay
 from tonnage.explain import diagnose
 from tonnage.ledger import Category
 from tonnage.recording import Recording

@@ -4,7 +4,8 @@ import pytest
 
 from tonnage.errors import BadProfile
 from tonnage.hardware import find_gpu
-from tonnage.roofline import Analysis, Bound, RooflineRow, analyse, catalogue_ceilings, read_profile
+from tonnage.roofline import Analysis, Bound, analyse, catalogue_ceilings, read_profile
+from tonnage.roofline.analysis import RooflineRow
 from tonnage.roofline.readers.torch_trace import read_torch_trace
 
 FILE = Path(__file__).parents[1] / "data" / "step.json.gz"

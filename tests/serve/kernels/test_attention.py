@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.kernels.pages import dense, far, paged
-from tonnage.serve.kernels import attend_chunks_reference, attend_decode_reference
-from tonnage.serve.kernels.decode import MOST_SPLITS, count_splits
+from tonnage.serve.kernels.chunks import attend_chunks_reference
+from tonnage.serve.kernels.decode import MOST_SPLITS, attend_decode_reference, count_splits
 
 shapes = st.fixed_dictionaries(
     {

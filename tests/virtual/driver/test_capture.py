@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 from cuda_build import ROOT, needs_cuda_build, run
-from tonnage.recording import CapturedStep, read_recording
+from tonnage.clock.captured import CapturedStep
+from tonnage.recording import read_recording
 
 pytestmark = needs_cuda_build
 TRAIN = ROOT / "benchmarks" / "steps" / "train.py"

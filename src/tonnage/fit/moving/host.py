@@ -9,7 +9,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,17 +16,13 @@ from torch import Tensor
 
 from tonnage.errors import TonnageError
 from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.units import format_bytes
 
 if TYPE_CHECKING:
     from tonnage.fit.moving.disk import DiskSpace, Loaded
 
 ALIGNMENT_BYTES = 4096  # of offsets and lengths in a file, as O_DIRECT requires
-# cgroups version 2 and 1: files of the limit and the usage, and the key of reclaimable cache.
-_CGROUP_FILES = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 class HostMemoryExhausted(TonnageError, MemoryError):
@@ -95,28 +90,11 @@ def has_streams(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that a process on this machine, or in this container, could still allocate."""
-    free = _table(proc / "meminfo")["MemAvailable:"] * 1024
-    for folder, limit_name, used_name, cache_name in _CGROUP_FILES:
-        files = [cgroup / folder / name for name in (limit_name, used_name)]
-        limit, used = (file.read_text().strip() if file.exists() else "max" for file in files)
-        if limit.isdigit() and used.isdigit():
-            cache = _table(cgroup / folder / "memory.stat").get(cache_name, 0)
-            free = min(free, int(limit) - int(used) + cache)
-    return max(free, 0)
-
-
 def host_limit_bytes(device: torch.device, asked_bytes: int | None) -> int:
     """Return how much may be pinned: what was requested, or all that is free. A virtual GPU has no limit."""
     if asked_bytes is not None:
         return asked_bytes
     return sys.maxsize if on_virtual_gpu(device) else free_host_bytes()
-
-
-def _table(file: Path) -> dict[str, int]:
-    rows = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
 class _Pages(mmap.mmap):

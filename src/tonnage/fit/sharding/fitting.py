@@ -28,7 +28,6 @@ from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import DoesNotFit, Solution
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.fitting import Fitting, allowed_names
-from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import FitPlan, read_plan
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed
@@ -42,6 +41,7 @@ from tonnage.fit.survey.resident_state import find_resident_state, tensors_of
 from tonnage.fit.survey.stages import Request
 from tonnage.fit.survey.survey import SizeProfile, Survey
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.units import budget_bytes
 
 Found = TypeVar("Found")

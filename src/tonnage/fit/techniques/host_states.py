@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tonnage.errors import RequestError
-from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
+from tonnage.fit.moving.host import HostMemoryExhausted
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, PiecewiseStep, pieces_of
 from tonnage.fit.stepping.parameter_step import gradient_norm, parameter_steps, why_not_in_pieces
@@ -21,6 +21,7 @@ from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.hardware.host_memory import free_host_bytes
 from tonnage.units import format_bytes
 
 

@@ -1,7 +1,4 @@
-"""Converts a trace's events to allocations and segments with sequence numbers.
-
-Bytes are of blocks, as in the allocator's own statistics, and a block dies when its free is requested.
-"""
+"""Converts events to allocations, in bytes of blocks (which die when their free is requested), and segments."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,24 +7,11 @@ from dataclasses import dataclass, field
 from tonnage.allocator import AllocatorSettings
 from tonnage.errors import BadSnapshot
 from tonnage.recording.records import Allocation, FailedRequest, Mark, SegmentAction, SegmentEvent
-from tonnage.recording.snapshot.origins import Origin
-from tonnage.recording.snapshot.phases import Guide
-from tonnage.recording.snapshot.schema import (
-    ACTIONS,
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    OOM,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    HeldSegment,
-    Trace,
-)
+from tonnage.recording.snapshot.phases import Guide, Origin
+from tonnage.recording.snapshot.schema import ACTIONS, Action, HeldSegment, Trace
 from tonnage.recording.snapshot.start import MOST_RANGES, Ground, Start
 
-_RELEASING = (SEGMENT_FREE, SEGMENT_UNMAP)
+_RELEASING = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +41,7 @@ class Walk:
 
     def __init__(self, origins: Sequence[Origin], phases: Guide, settings: AllocatorSettings) -> None:
         self.history = SnapshotHistory()
-        self._origins = origins
-        self._phases = phases
+        self._origins, self._phases = origins, phases
         self._ground = Ground(settings)
         self._live: dict[int, Allocation] = {}
         self._strays: frozenset[int] = frozenset()
@@ -74,7 +57,7 @@ class Walk:
         """Add the state before the first event."""
         self._strays = start.strays
         for segment in start.segments:
-            action = SEGMENT_MAP if segment.is_expandable else SEGMENT_ALLOC
+            action = Action.SEGMENT_MAP if segment.is_expandable else Action.SEGMENT_ALLOC
             self._segment(action, segment.address, segment.size_bytes, segment.stream)
         for block in reversed(start.blocks):  # a block's size depends on the next one
             self._ground.lay(block.address, block.requested_bytes)
@@ -91,23 +74,27 @@ class Walk:
         for action, address, size, stream, time_us, stack in trace.rows():
             if self._released_at is not None and action not in _RELEASING:
                 self._end_release(action)
-            if action == FREE_COMPLETED:
+            if action == Action.FREE_COMPLETED:
                 self._ground.lift(address)
                 if address not in self._live:
                     continue
             origin = origins[stack]
             # A history may have been recorded with stacks of allocations only.
-            if origin.about != "engine" or action not in (FREE_REQUESTED, FREE_COMPLETED):
+            if origin.about != "engine" or action not in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
                 phases.reach(origin, time_us, self._sequence)
-            if action == ALLOC:
+            if action == Action.ALLOC:
                 if address in self._live:
                     self.history.overwritten += 1
                     self._free(address)
                 self._allocate(address, size, self._ground.lay(address, size), stream, stack)
-            elif action in (FREE_REQUESTED, FREE_COMPLETED):
+            elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
                 self._free(address)
-            elif action == OOM:
-                self._refuse(address, size, stack)
+            elif action == Action.OOM:
+                request = FailedRequest(
+                    origin.line or phases.line, size, address, self._allocated_bytes, self._reserved_bytes,
+                    origin.operator, phase=phases.phase, step=phases.step, stack=origin.stack or phases.stack,
+                )  # fmt: skip
+                self.history.refusals.append(Refusal(self._sequence, self._peak_reserved_bytes, request))
             else:
                 if action in _RELEASING and self._released_at is None:
                     self._released_at, self._is_asked = self._sequence, origin.operator == "empty_cache"
@@ -123,11 +110,9 @@ class Walk:
                 if a is not None and a.requested_bytes == block.requested_bytes:
                     a.block_bytes = block.size_bytes
 
-    # The parts of an event
-
     def _end_release(self, action: int | None) -> None:
         """Mark that the cache was emptied, unless it was because the device was full, which the next event shows."""
-        if self._is_asked or action not in (SEGMENT_ALLOC, SEGMENT_MAP, OOM):
+        if self._is_asked or action not in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM):
             assert self._released_at is not None
             self._phases.marks.append(Mark(self._released_at, "empty_cache"))
         self._released_at = None
@@ -139,7 +124,7 @@ class Walk:
     def _allocate(self, address: int, requested: int, size: int, stream: int, stack: int) -> None:
         origin, phases, history = self._origins[stack], self._phases, self.history
         if address in self._strays:
-            self._segment(SEGMENT_ALLOC, address, size, stream)
+            self._segment(Action.SEGMENT_ALLOC, address, size, stream)
             history.strays += 1
         allocation = Allocation(
             len(history.allocations), address, requested, size, stream, self._take(), None,
@@ -157,18 +142,18 @@ class Walk:
             allocation.died = self._take()
             self._allocated_bytes -= allocation.block_bytes
             if address in self._strays:
-                self._segment(SEGMENT_FREE, address, allocation.block_bytes, allocation.stream)
+                self._segment(Action.SEGMENT_FREE, address, allocation.block_bytes, allocation.stream)
 
     def _segment(self, action: int, address: int, size: int, stream: int) -> None:
-        gives = action in (SEGMENT_ALLOC, SEGMENT_MAP)
-        if action == SEGMENT_ALLOC:
+        gives = action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+        if action == Action.SEGMENT_ALLOC:
             if address in self._segments:  # the event that freed it was lost
-                self._segment(SEGMENT_FREE, address, self._segments[address], stream)
+                self._segment(Action.SEGMENT_FREE, address, self._segments[address], stream)
             self._segments[address] = size
             self._ground.add_segment(address, size)
             if len(self._segments) > MOST_RANGES:
                 raise BadSnapshot(f"It has more than {MOST_RANGES:,} segments at once.")
-        elif action == SEGMENT_FREE:
+        elif action == Action.SEGMENT_FREE:
             if address not in self._segments:
                 return
             size = self._segments.pop(address)
@@ -177,11 +162,3 @@ class Walk:
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_bytes)
         name: SegmentAction = ACTIONS[action]  # type: ignore[assignment]
         self.history.segments.append(SegmentEvent(self._take(), name, address, size, stream))
-
-    def _refuse(self, device_free: int, size: int, stack: int) -> None:
-        origin, phases = self._origins[stack], self._phases
-        request = FailedRequest(
-            origin.line or phases.line, size, device_free, self._allocated_bytes, self._reserved_bytes,
-            origin.operator, phase=phases.phase, step=phases.step, stack=origin.stack or phases.stack,
-        )  # fmt: skip
-        self.history.refusals.append(Refusal(self._sequence, self._peak_reserved_bytes, request))

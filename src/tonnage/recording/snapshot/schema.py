@@ -1,8 +1,4 @@
-"""A snapshot's data as typed columns: fields are validated once, and others are dropped.
-
-The keys are those of `torch.cuda.memory._snapshot()` in all versions that record a trace; keys that a version lacks
-are empty here.
-"""
+"""A snapshot's data as typed columns: fields are validated once; others are dropped, and absent ones are empty."""
 
 from array import array
 from collections.abc import Iterator
@@ -15,12 +11,17 @@ from tonnage.recording.snapshot.stream import SnapshotLimits
 from tonnage.recording.snapshot.unpickle import SharedKeysDict, Value, kind
 from tonnage.untrusted import printable
 
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
-SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 4, 5, 6, 7
 ACTIONS = "alloc free_requested free_completed oom segment_alloc segment_free segment_map segment_unmap".split()
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _EVENT_KEYS = ("action", "addr", "size", "stream", "time_us", "frames", "device_free")
 _WORDS_PAST = 64
+
+
+class Action:
+    """The codes of actions, as indices of `ACTIONS`."""
+
+    ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
+    SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 4, 5, 6, 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +135,25 @@ class _Reader:
             stacks=self._contents,
         )
 
-    # Events
-
     def _trace(self, value: Value, device: int) -> Trace:
         where = f"device_traces[{device}]"
         rows = _list(value, where)
-        trace, places = Trace(), _Places()
+        trace, by_shape = Trace(), dict[int, list[int]]()
         self._count_events(len(rows), where)
         for number, table in enumerate(rows):
             if type(table) is not SharedKeysDict:
                 _wrong(f"{where}[{number}]", f"is {kind(table)}, not a dict")
-            self._event(trace, places.of(table), f"{where}[{number}]")
+            keys, values = table.keys, table.values
+            if type(keys) is tuple:
+                # The positions of the fields are looked up once for each shape of dict.
+                places = by_shape.get(id(keys))
+                if places is None:
+                    at = {key: place for place, key in enumerate(keys)}
+                    places = by_shape[id(keys)] = [at.get(key, -1) for key in _EVENT_KEYS]
+                found = [values[place] if place >= 0 else None for place in places]
+            else:
+                found = [plain(table).get(key) for key in _EVENT_KEYS]
+            self._event(trace, found, f"{where}[{number}]")
         return trace
 
     def _count_events(self, count: int, where: str) -> None:
@@ -160,7 +169,7 @@ class _Reader:
             if name in trace.unknown_actions or len(trace.unknown_actions) < _WORDS_PAST:
                 trace.unknown_actions[name] = trace.unknown_actions.get(name, 0) + 1
             return
-        address = device_free if code == OOM else address
+        address = device_free if code == Action.OOM else address
         if type(address) is not int or not 0 <= address < 1 << 63:
             _wrong(f"{where}.addr", f"is {_shown(address)}")
         if type(size) is not int or not 0 <= size < self._limits.size_bytes:
@@ -172,8 +181,6 @@ class _Reader:
         trace.times_us.append(_integer(time_us, where, "time_us"))
         trace.stacks.append(self._stack(frames, where))
 
-    # Stacks
-
     def _stack(self, frames: Value, where: str) -> int:
         if frames is None:
             return 0
@@ -183,8 +190,7 @@ class _Reader:
             return number
         if len(rows) > self._limits.stack_depth:
             _wrong(f"{where}.frames", f"has {len(rows):,} frames; {self._limits.stack_depth:,} are read")
-        known = self._frames
-        members = tuple(known.get(id(row)) or self._frame(row, where) for row in rows)
+        members = tuple(self._frames.get(id(row)) or self._frame(row, where) for row in rows)
         number = self._numbers[id(frames)] = len(self._contents)
         self._contents.append(members)
         return number
@@ -197,8 +203,6 @@ class _Reader:
         frame = Frame(printable(name), printable(filename), line)
         frame = self._frames[id(row)] = self._frames_seen.setdefault(frame, frame)
         return frame
-
-    # Segments
 
     def _segments(self, rows: list[Value]) -> list[HeldSegment]:
         """Read the segments first, then their blocks, so that a list that repeats one segment is rejected early."""
@@ -251,8 +255,6 @@ class _Reader:
             _wrong(f"{where}.{key}", f"is {_shown(value)}")
         return value
 
-    # Annotations
-
     def _annotations(self, value: Value) -> list[Annotation]:
         rows = [] if value is None else _list(value, "external_annotations")
         self._count_events(len(rows), "external_annotations")
@@ -266,24 +268,6 @@ class _Reader:
             time_us = _integer(fields.get("time_us"), where, "time_us")
             found.append(Annotation(time_us, printable(name), stage == "START"))
         return sorted(found, key=lambda annotation: annotation.time_us)
-
-
-class _Places:
-    """The positions of an event's fields, looked up once for each shape of dict."""
-
-    def __init__(self) -> None:
-        self._by_shape: dict[int, list[int]] = {}
-
-    def of(self, table: SharedKeysDict) -> list[Value]:
-        """Return the fields of `_EVENT_KEYS`; None for missing ones."""
-        keys, values = table.keys, table.values
-        if type(keys) is not tuple:
-            return [plain(table).get(key) for key in _EVENT_KEYS]
-        places = self._by_shape.get(id(keys))
-        if places is None:
-            at = {key: place for place, key in enumerate(keys)}
-            places = self._by_shape[id(keys)] = [at.get(key, -1) for key in _EVENT_KEYS]
-        return [values[place] if place >= 0 else None for place in places]
 
 
 def _fields(value: Value, where: str) -> dict[str, Value]:

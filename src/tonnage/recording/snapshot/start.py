@@ -1,32 +1,22 @@
 """The state before a trace began: blocks and segments that its events never allocate.
 
-A snapshot has the state at its end and, often, only the last events. Whatever is freed, or exists at the end, without
-having been allocated existed at the start. Where the end contradicts the events (because recording stopped before it
-was taken), the events count.
+A snapshot has the state at its end and the last events. Whatever is freed, or exists at the end, without having been
+allocated existed at the start. Where the end contradicts the events, as recording stopped before, the events count.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from tonnage.allocator import AllocatorSettings, LiveBlock, Segment, State
+from tonnage.allocator import AllocatorSettings
+from tonnage.allocator.adopt import LiveBlock, Segment, State
 from tonnage.allocator.settings import SMALL_BYTES
 from tonnage.errors import BadSnapshot
 from tonnage.recording.holes import Ranges
-from tonnage.recording.snapshot.schema import (
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    HeldSegment,
-    Trace,
-)
+from tonnage.recording.snapshot.schema import Action, HeldSegment, Trace
 
 MOST_RANGES = 1 << 17
-_ACQUIRING = (SEGMENT_ALLOC, SEGMENT_MAP)
+_ACQUIRING = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,32 +119,30 @@ def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings)
 
 
 def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
-    """Return blocks that are freed but never allocated, and the start of the next block seen before that.
-
-    A free that is only completed was requested before the trace began.
-    """
+    """Return blocks that are freed but never allocated, and the start of the next block seen before that."""
     found: dict[int, StartBlock] = {}
     ends: dict[int, int] = {}
     starts: list[int] = []
     seen: set[int] = set()
     live: set[int] = set()
     waiting: set[int] = set()
-    requests = FREE_REQUESTED in trace.actions
+    requests = Action.FREE_REQUESTED in trace.actions
     for action, address, size, stream, _, _ in trace.rows():
-        if action == ALLOC:
+        if action == Action.ALLOC:
             live.add(address)
             if address not in seen:
                 seen.add(address)
                 insort(starts, address)
-        elif action == FREE_REQUESTED or (action == FREE_COMPLETED and address not in waiting):
+        elif action == Action.FREE_REQUESTED or (action == Action.FREE_COMPLETED and address not in waiting):
+            # A free that is only completed was requested before the trace began.
             if address not in live and address not in seen and address not in found:
-                found[address] = StartBlock(address, 0, size, stream, action == FREE_COMPLETED and requests)
+                found[address] = StartBlock(address, 0, size, stream, action == Action.FREE_COMPLETED and requests)
                 place = bisect_right(starts, address)
                 ends |= {address: starts[place]} if place < len(starts) else {}
             live.discard(address)
-            if action == FREE_REQUESTED:
+            if action == Action.FREE_REQUESTED:
                 waiting.add(address)
-        elif action == FREE_COMPLETED:
+        elif action == Action.FREE_COMPLETED:
             waiting.discard(address)
     return list(found.values()), ends
 
@@ -164,7 +152,7 @@ def _held_only(trace: Trace, held: list[HeldSegment]) -> list[StartBlock]:
     touched = {
         address
         for action, address in zip(trace.actions, trace.addresses, strict=True)
-        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
+        if action in (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
     }
     starts = sorted(touched)
     return [
@@ -185,7 +173,7 @@ def _strays(trace: Trace, segments: list[Segment], blocks: list[StartBlock]) -> 
         place = bisect_right(starts, address) - 1
         return place < 0 or address >= reach[place]
 
-    made = {address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == ALLOC}
+    made = {address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == Action.ALLOC}
     return frozenset(filter(is_stray, made | {block.address for block in blocks}))
 
 
@@ -193,9 +181,9 @@ def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
     found = []
     given: set[int] = set()
     for action, address, size, stream, _, _ in trace.rows():
-        if action == SEGMENT_ALLOC:
+        if action == Action.SEGMENT_ALLOC:
             given.add(address)
-        elif action == SEGMENT_FREE:
+        elif action == Action.SEGMENT_FREE:
             if address not in given:
                 found.append(Segment(address, size, stream, False))
             given.discard(address)
@@ -213,9 +201,9 @@ def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
             streams[segment.address] = segment.stream
     for place in range(len(trace) - 1, -1, -1):
         action = trace.actions[place]
-        if action in (SEGMENT_MAP, SEGMENT_UNMAP):
+        if action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP):
             low = trace.addresses[place]
-            change = ranges.remove if action == SEGMENT_MAP else ranges.add
+            change = ranges.remove if action == Action.SEGMENT_MAP else ranges.add
             change(low, low + trace.sizes[place])
             if len(ranges) > MOST_RANGES:
                 raise BadSnapshot(f"Its memory lies in more than {MOST_RANGES:,} ranges.")

@@ -1,7 +1,4 @@
-"""Reads a snapshot file in bounded pieces, decompressing gzip, and limits everything that a file can make grow.
-
-The whole file is never in memory.
-"""
+"""Reads a snapshot in bounded pieces, never whole, decompresses gzip, and limits all that a file can make grow."""
 
 import zlib
 from dataclasses import dataclass
@@ -18,11 +15,10 @@ _CHUNK_BYTES = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotLimits:
-    """The limits of a snapshot. The defaults allow several million events, and keep any file under 1 GiB of memory.
+    """The limits of a snapshot: several million events, and any file under 1 GiB of memory.
 
-    `object_bytes` limits the memory of the pickle's objects, counted as they are created. It may be at most
-    `objects_per_byte` times what was read; a real snapshot needs a third of that, a decompression bomb a hundred
-    times as much.
+    `object_bytes` limits the memory of the pickle's objects, at most `objects_per_byte` times what was read; a real snapshot
+    needs a third of that, a decompression bomb a hundred times as much.
     """
 
     file_bytes: int = 2 * GIB
@@ -48,8 +44,7 @@ class Stream:
     """Reads forward only; raises BadSnapshot when the size limit is exceeded."""
 
     def __init__(self, file: BinaryIO, limits: SnapshotLimits) -> None:
-        self._file = file
-        self._limits = limits
+        self._file, self._limits = file, limits
         self._read_bytes = 0
         self._given_bytes = 0
         self._pending = self._take()

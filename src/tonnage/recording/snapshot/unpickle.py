@@ -13,6 +13,7 @@ import pickletools
 import struct
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from tonnage.errors import BadSnapshot
@@ -64,8 +65,7 @@ class _Machine:
     """A stack with marks, and the memo. Handlers take the position of their argument and return its end."""
 
     def __init__(self, stream: Stream, limits: SnapshotLimits) -> None:
-        self._stream = stream
-        self._limits = limits
+        self._stream, self._limits = stream, limits
         self._stack: list[Value] = []
         self._marks: list[int] = []
         self._memo: list[Value] = []
@@ -78,24 +78,21 @@ class _Machine:
         self._object_bytes = 0
         self._frames = 0
         self._handlers: list[Callable[[int], int]] = [self._refused] * 256
-        for code, handler in self._known().items():
-            self._handlers[code if isinstance(code, int) else ord(code)] = handler
-
-    def _known(self) -> dict[str | int, Callable[[int], int]]:
-        return {
-            "N": self._constant(None), 0x88: self._constant(True), 0x89: self._constant(False),
-            "J": self._number("<i"), "M": self._number("<H"), "G": self._number(">d"), 0x8B: self._long4,
-            0x8C: self._text("<B"), "X": self._text("<I"), 0x8D: self._text("<Q"),
-            "U": self._text("<B"), "T": self._text("<i"),
-            "C": self._raw("<B"), "B": self._raw("<I"), 0x8E: self._raw("<Q"), 0x96: self._raw("<Q"),
+        u1, u2, u4, u8, i4, f8 = map(struct.Struct, ("<B", "<H", "<I", "<Q", "<i", ">d"))
+        number, text, raw = partial(partial, self._number), partial(partial, self._text), partial(partial, self._raw)
+        known: dict[str | int, Callable[[int], int]] = {
+            "N": partial(self._constant, None), 0x88: partial(self._constant, True), 0x89: partial(self._constant, False),
+            "J": number(i4), "M": number(u2), "G": number(f8), 0x8B: self._long4,
+            0x8C: text(u1), "X": text(u4), 0x8D: text(u8), "U": text(u1), "T": text(i4),
+            "C": raw(u1), "B": raw(u4), 0x8E: raw(u8), 0x96: raw(u8),
             "}": lambda pos: self._begin(SharedKeysDict(), pos), "s": self._set_item, "u": self._set_items,
             "d": self._marked_table, **dict.fromkeys(("]", ")", 0x8F), lambda pos: self._begin([], pos)), "l": self._marked_list,
             "t": self._marked_list, 0x91: self._marked_list, "a": self._append, "e": self._appends, 0x90: self._appends,
-            0x85: self._tuple(1), 0x86: self._tuple(2), 0x87: self._tuple(3),
-            "q": self._put("<B"), "r": self._put("<I"), 0x95: self._frame,
+            0x85: partial(self._tuple, 1), 0x86: partial(self._tuple, 2), 0x87: partial(self._tuple, 3),
+            "q": partial(self._put, u1), "r": partial(self._put, u4), 0x95: self._frame,
         }  # fmt: skip
-
-    # The loop
+        for code, handler in known.items():
+            self._handlers[code if isinstance(code, int) else ord(code)] = handler
 
     def run(self) -> Value:
         """Interpret the pickle to its end."""
@@ -202,31 +199,21 @@ class _Machine:
 
     def _bad(self, problem: str, position: int) -> NoReturn:
         code = self._buffer[position] if position < len(self._buffer) else _STOP
-        offset = self._before_buffer_bytes + position
-        raise BadSnapshot(f"{_name(code)} at offset {offset} {problem}.")
+        name = _NAMES.get(code) or f"Byte 0x{code:02x}"
+        raise BadSnapshot(f"{name} at offset {self._before_buffer_bytes + position} {problem}.")
 
     def _refused(self, pos: int) -> int:
         known = self._buffer[pos - 1] in _NAMES
         self._bad("is not data: it is refused and nothing was run" if known else "is no opcode", pos - 1)
 
-    # Scalars
+    def _constant(self, value: Value, pos: int) -> int:
+        self._stack.append(value)
+        return pos
 
-    def _constant(self, value: Value) -> Callable[[int], int]:
-        def handle(pos: int) -> int:
-            self._stack.append(value)
-            return pos
-
-        return handle
-
-    def _number(self, form: str) -> Callable[[int], int]:
-        packed = struct.Struct(form)
-
-        def handle(pos: int) -> int:
-            self._stack.append(packed.unpack_from(self._buffer, pos)[0])
-            self._object_bytes += _NUMBER_BYTES
-            return pos + packed.size
-
-        return handle
+    def _number(self, packed: struct.Struct, pos: int) -> int:
+        self._stack.append(packed.unpack_from(self._buffer, pos)[0])
+        self._object_bytes += _NUMBER_BYTES
+        return pos + packed.size
 
     def _long4(self, pos: int) -> int:
         length: int = _INDEX.unpack_from(self._buffer, pos)[0]
@@ -237,31 +224,21 @@ class _Machine:
         self._object_bytes += _NUMBER_BYTES
         return end
 
-    def _text(self, form: str) -> Callable[[int], int]:
-        packed = struct.Struct(form)
+    def _text(self, packed: struct.Struct, pos: int) -> int:
+        pos, end = self._span(packed, pos)
+        data = self._buffer[pos:end]
+        text = self._strings.get(data)
+        if text is None:
+            text = self._strings[data] = data.decode("utf-8", "replace")
+            self._object_bytes += 2 * _STRING_BYTES + 5 * len(data)
+        self._stack.append(text)
+        return end
 
-        def handle(pos: int) -> int:
-            pos, end = self._span(packed, pos)
-            data = self._buffer[pos:end]
-            text = self._strings.get(data)
-            if text is None:
-                text = self._strings[data] = data.decode("utf-8", "replace")
-                self._object_bytes += 2 * _STRING_BYTES + 5 * len(data)
-            self._stack.append(text)
-            return end
-
-        return handle
-
-    def _raw(self, form: str) -> Callable[[int], int]:
-        packed = struct.Struct(form)
-
-        def handle(pos: int) -> int:
-            pos, end = self._span(packed, pos)
-            self._stack.append(self._buffer[pos:end])
-            self._object_bytes += _STRING_BYTES + end - pos
-            return end
-
-        return handle
+    def _raw(self, packed: struct.Struct, pos: int) -> int:
+        pos, end = self._span(packed, pos)
+        self._stack.append(self._buffer[pos:end])
+        self._object_bytes += _STRING_BYTES + end - pos
+        return end
 
     def _span(self, packed: struct.Struct, pos: int) -> tuple[int, int]:
         """Return the start and end of a string whose length is stored at a position."""
@@ -272,8 +249,6 @@ class _Machine:
         if end > len(self._buffer):
             self._bad("is cut off by the end of the file", pos - 1)
         return pos + packed.size, end
-
-    # Lists, tuples and sets
 
     def _begin(self, container: Value, pos: int) -> int:
         """Push a container, and handle the usual next opcodes at once: memoize it, and set a mark."""
@@ -294,22 +269,18 @@ class _Machine:
         self._stack.append(items)
         return pos
 
-    def _tuple(self, length: int) -> Callable[[int], int]:
-        def handle(pos: int) -> int:
-            stack = self._stack
-            if len(stack) < length:
-                raise IndexError
-            items = stack[-length:]
-            del stack[-length:]
-            stack.append(items)
-            self._object_bytes += _CONTAINER_BYTES
-            return pos
-
-        return handle
+    def _tuple(self, length: int, pos: int) -> int:
+        stack = self._stack
+        if len(stack) < length:
+            raise IndexError
+        items = stack[-length:]
+        del stack[-length:]
+        stack.append(items)
+        self._object_bytes += _CONTAINER_BYTES
+        return pos
 
     def _append(self, pos: int) -> int:
-        item = self._stack.pop()
-        self._extend([item], pos)
+        self._extend([self._stack.pop()], pos)
         return pos
 
     def _appends(self, pos: int) -> int:
@@ -346,8 +317,6 @@ class _Machine:
         items = self._stack[mark:]
         del self._stack[mark:]
         return items
-
-    # Dicts
 
     def _marked_table(self, pos: int) -> int:
         items = self._since_mark()
@@ -400,8 +369,6 @@ class _Machine:
             shape = self._shapes[keys] = keys
         return shape
 
-    # The memo, and frames
-
     def _gets(self, pos: int, width: int) -> int:
         """Handle a run of BINGET or LONG_BINGET at once: most of a snapshot is stacks of known frames."""
         codes = self._buffer[pos : pos + width * _LONGEST_RUN : width]
@@ -415,17 +382,12 @@ class _Machine:
         self._stack.extend(map(self._memo.__getitem__, indices))
         return end
 
-    def _put(self, form: str) -> Callable[[int], int]:
-        packed = struct.Struct(form)
-
-        def handle(pos: int) -> int:
-            (index,) = packed.unpack_from(self._buffer, pos)
-            if index != len(self._memo):
-                self._bad(f"puts entry {index} of the memo where {len(self._memo)} is next", pos - 1)
-            self._memo.append(self._stack[-1])
-            return pos + packed.size
-
-        return handle
+    def _put(self, packed: struct.Struct, pos: int) -> int:
+        (index,) = packed.unpack_from(self._buffer, pos)
+        if index != len(self._memo):
+            self._bad(f"puts entry {index} of the memo where {len(self._memo)} is next", pos - 1)
+        self._memo.append(self._stack[-1])
+        return pos + packed.size
 
     def _frame(self, pos: int) -> int:
         """Skip the frame's length; the contents follow anyway."""
@@ -439,15 +401,10 @@ def kind(value: Value) -> str:
     return names.get(type(value), f"a {type(value).__name__}")
 
 
-def _name(code: int) -> str:
-    return _NAMES.get(code) or f"Byte 0x{code:02x}"
-
-
 def _looks_like(data: bytes) -> str:
     if data.startswith(b"PK\x03\x04"):
         return "a zip, as torch.save writes"
     if data.startswith(b"SQLite format 3\0"):
         return "a database"
-    return (
-        "text" if data[:64].isascii() and data[:64].decode("ascii").replace("\n", "").isprintable() else "unknown data"
-    )
+    start = data[:64]
+    return "text" if start.isascii() and start.decode().replace("\n", "").isprintable() else "unknown data"

@@ -1,7 +1,4 @@
-"""Read a profile; the kind of file is detected by its contents, not its name.
-
-A file is a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV, optionally gzipped. Nothing in it is executed.
-"""
+"""Read a profile, by contents: a JSON trace of the PyTorch profiler or Nsight Compute's CSV, optionally gzipped."""
 
 import io
 from pathlib import Path

@@ -119,7 +119,13 @@ def _item(launch: NcuKernel) -> Item:
         counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
         if any(count is not None for count, _ in counts):
             operations[precision] = sum((count or 0.0) * each for count, each in counts)
-    work = Work(None, _dram_bytes(launch, seconds))
+    moved_bytes, rate = launch.first("dram_bytes"), launch.first("dram_rate")
+    parts = (launch.first("dram_read"), launch.first("dram_write"))
+    if moved_bytes is None and None not in parts:
+        moved_bytes = sum(part or 0.0 for part in parts)
+    elif moved_bytes is None and rate is not None:
+        moved_bytes = rate * seconds
+    work = Work(None, moved_bytes)
     if operations:
         precision = max(operations, key=operations.__getitem__)
         work = Work(operations[precision], work.moved_bytes, precision)
@@ -144,17 +150,6 @@ def _number(text: str, unit: str) -> float | None:
     except ValueError:
         return None
     return value * float(_names()["units"].get(unit, 1.0)) if isfinite(value) and value >= 0 else None
-
-
-def _dram_bytes(launch: NcuKernel, seconds: float) -> float | None:
-    total, rate = launch.first("dram_bytes"), launch.first("dram_rate")
-    if total is not None:
-        return total
-    parts = [launch.first("dram_read"), launch.first("dram_write")]
-    known = [part for part in parts if part is not None]
-    if len(known) == len(parts):
-        return sum(known)
-    return rate * seconds if rate is not None else None
 
 
 def _count(launch: NcuKernel, stem: str, seconds: float) -> float | None:

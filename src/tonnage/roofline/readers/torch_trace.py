@@ -53,10 +53,11 @@ def read_torch_trace(trace: object, source: str) -> RooflineProfile:
         start_s, length_s = event["ts"] * _US, event["dur"] * _US
         known = launched.get(_id(event, "correlation"))
         cards[_id(event, "device")].append(Activity(start_s, start_s + length_s, known))
+    first = next(iter(_list(trace.get("deviceProperties"))), None)
     return RooflineProfile(
         kind="torch-profiler",
         source=source,
-        gpu=_device(trace),
+        gpu=str(first.get("name", "")) if isinstance(first, dict) else "",
         items=items,
         timeline=timeline_of(max(cards.values(), key=lambda card: sum(one.end_s - one.start_s for one in card))),
         notes=tuple(notes),
@@ -99,15 +100,6 @@ def _id(event: Event, key: str = "External id") -> int | str | None:
     return found if isinstance(found, int | str) else None
 
 
-def _device(trace: dict[str, Any]) -> str:
-    devices = trace.get("deviceProperties")
-    first = devices[0] if isinstance(devices, list) and devices else None
-    return str(first.get("name", "")) if isinstance(first, dict) else ""
-
-
-# ── items ──
-
-
 def _items(on_card: Iterable[Event], operators: dict[Any, Event]) -> Iterator[Item]:
     calls: dict[Any, list[Event]] = defaultdict(list)
     for number, event in enumerate(on_card):
@@ -130,12 +122,8 @@ def _copy(event: Event) -> Item:
 
 
 def _kernel(kernels: list[Event]) -> Item:
-    return Item(
-        name=short_kernel_name(kernels[0]["name"]),
-        **_measured(kernels),
-        work=Work(None, None),
-        unknown="no operator launched it",
-    )
+    name, unknown = short_kernel_name(kernels[0]["name"]), "no operator launched it"
+    return Item(name=name, **_measured(kernels), work=Work(None, None), unknown=unknown)
 
 
 def _operator(operator: Event, kernels: list[Event]) -> Item:
@@ -209,6 +197,3 @@ def _is_shape(value: list[Any]) -> bool:
 def _words(value: object) -> str:
     """Return an argument as text; a list is formatted as the profiler does."""
     return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
-
-
-# ── time ──

@@ -27,11 +27,7 @@ class OutOfBlocks(Exception):
 
 
 class TokenHistory:
-    """The tokens of one sequence, parts of which are in the prefix cache: its own growing list, until it ends.
-
-    Packing reduces them to a tenth, and to the needed part: a long prompt that was mostly found elsewhere is
-    dropped.
-    """
+    """The tokens of one sequence, in part in the prefix cache: its growing list, packed to what is needed at its end."""
 
     __slots__ = ("_first", "_last", "_offset", "_tokens")
 
@@ -134,11 +130,7 @@ class BlockPool:
                 self.shared -= 1
 
     def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
-        """Offer a full, held and final block for reuse; return its prefix id, or that of an equal block already cached.
-
-        `parent` is the prefix id of the previous block, or the salt if there is none. Its own tokens start at
-        `start`.
-        """
+        """Offer a full, held, final block that follows `parent` (a prefix id, or the salt); return the prefix id in use."""
         end = start + self.size
         assert len(history) >= end and self._references[block] > 0
         if self._keys[block] is not None:

@@ -71,10 +71,7 @@ class BlockTables:
             one.next_block_at = room if room < last else last
 
     def publish(self, sequence: Sequence, complete: int = 0) -> None:
-        """Offer its full blocks for reuse: those of the first `complete` tokens, and all known to be complete.
-
-        With no chunk in flight these are all before the last known token: the step that sampled it has read them.
-        """
+        """Offer its full blocks: of the first `complete` tokens and, with no chunk in flight, before the last known."""
         pool, tokens, published = self.pool, sequence.tokens, sequence.published
         if not pool.prefix_cache or sequence.status is not RUNNING:
             return

@@ -1,8 +1,4 @@
-"""The KV cache: one tensor of pages for all layers, its scales if it is FP8, and copies and swaps of blocks.
-
-Copies and swaps gather a bounded number of blocks at a time, so that they need little memory. This module does not
-know who owns the blocks.
-"""
+"""The KV cache: one tensor of pages for all layers, FP8 scales, and copies and swaps, a bounded number at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +15,7 @@ _SCALE_BYTES = 2
 Pairs = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """The shape of a cache without its number of blocks. `fp8` is e4m3 with a bfloat16 scale per token and head."""
 
@@ -38,10 +34,7 @@ class CacheShape:
 
 
 class KvCache:
-    """Pages [layers, 2, blocks, block, KV heads, head dim]; block 0 is the null block. Host blocks are numbered from 1.
-
-    Pages start as zeros: entries beyond a sequence's end are masked, but must not be NaN.
-    """
+    """Pages [layers, 2, blocks, block, KV heads, head dim], zeros at first (no NaN); block 0 is null, host blocks from 1."""
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
         self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks

@@ -37,13 +37,6 @@ from tonnage.serve.kernels.norm import (
 from tonnage.serve.kernels.sample import sample_reference, sample_triton
 from tonnage.serve.kernels.store import store_reference, store_triton
 
-__all__ = [
-    "add_norm", "add_norm_reference", "attend_chunks", "attend_chunks_reference", "attend_decode",
-    "attend_decode_reference", "gelu_tanh_mul", "gelu_tanh_mul_reference", "logit_threshold", "logit_threshold_reference",
-    "matmul8", "matmul8_reference", "sample", "sample_reference", "silu_mul", "silu_mul_reference", "store",
-    "store_reference",
-]  # fmt: skip
-
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 

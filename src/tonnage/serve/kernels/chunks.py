@@ -4,9 +4,6 @@ One program handles some tokens of one chunk for all query heads of a KV head, s
 Programs are laid out flat over all chunks, slightly too many: each finds its chunk on the device.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 
@@ -19,10 +16,7 @@ def attend_chunks_reference(
     query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, chunk_starts: Tensor, longest_chunk: int, *,
     scale: float, window: int = 0, soft_cap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Compute attention of queries [N, H, hd].
-
-    Row i of chunk p is at position lengths[p] − its length + i, and sees what is before.
-    """
+    """Compute attention of queries [N, H, hd]: row i of chunk p is at position lengths[p] − its length + i."""
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts = chunk_starts.tolist()
     for table, length, start, end in zip(tables, lengths.tolist(), starts, starts[1:], strict=False):

@@ -1,9 +1,6 @@
-"""What kernels share: Triton, or stand-ins for its names without it; and helpers of the plain PyTorch versions.
+"""What kernels share: Triton or stand-ins for its names, and helpers of the plain versions, in FP32 (FP64 for FP64)."""
 
-The helpers favor correctness over speed: scores are kept whole, in FP32 (FP64 for FP64 queries).
-"""
-
-# mypy: disable-error-code="no-untyped-def, import-not-found, import-untyped, no-redef"
+# mypy: disable-error-code="import-not-found, import-untyped, no-redef"
 
 from types import SimpleNamespace
 from typing import Any
@@ -51,10 +48,7 @@ def read_pages(layer: LayerCache, tables: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, soft_cap: float) -> Tensor:
-    """Compute attention of queries [B, L, H, hd] over keys and values [B, S, K, hd] where `visible` [B, L, S].
-
-    A row that sees nothing gives zeros.
-    """
+    """Compute attention of queries [B, L, H, hd] over [B, S, K, hd] where `visible` [B, L, S]; zeros if nothing is."""
     group = query.shape[2] // keys.shape[2]
     grouped = query.to(keys.dtype).unflatten(2, (keys.shape[2], group))
     scores = torch.einsum("blkgd,bskd->bkgls", grouped, keys) * scale

@@ -4,9 +4,6 @@ One program reads one KV head of one sequence, or one of `splits` parts of it if
 heads of the group. The number of splits depends only on the batch size, so that a captured graph serves all lengths.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,10 +23,7 @@ def attend_decode_reference(
     query: Tensor, layer: LayerCache, tables: Tensor, lengths: Tensor, *, scale: float, window: int = 0,
     soft_cap: float = 0.0, order: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute attention of queries [D, H, hd], each over `lengths` keys in the blocks of its `tables` row; [D, H, hd].
-
-    `order` [D] is the order in which to start the rows; longest first leaves the shortest tail.
-    """
+    """Compute attention of queries [D, H, hd] over `lengths` keys in the blocks of `tables`; rows start in this `order`."""
     most = int(lengths.max()) if len(lengths) else 0
     keys, values = read_pages(layer, tables[:, : -(-most // layer.block_size)], wide(query.dtype))
     ages = lengths[:, None] - 1 - torch.arange(keys.shape[1], device=query.device)
@@ -47,10 +41,7 @@ class Tuning:
 
 
 def decode_tuning(head_dim: int) -> Tuning:
-    """Return the tuning by head dim.
-
-    For 128 it is the best of nine on an H200 with mixed lengths: 4.18 TB/s in BF16, 2.52 in FP8.
-    """
+    """Return the tuning; for 128 the best of nine on an H200 with mixed lengths: 4.18 TB/s in BF16, 2.52 in FP8."""
     return Tuning(tile=32, warps=4, stages=3) if head_dim > 128 else Tuning(tile=64, warps=2, stages=5)
 
 
@@ -126,10 +117,7 @@ def widened_for_fp8(rows_q):
 
 @jit
 def unpacked(pairs):
-    """Unpack two e4m3 numbers from 16 bits, each as FP16 divided by 256: exponent and mantissa only move.
-
-    Tensor cores need values transposed, which shared memory does for 16 bits at a time, never for 8.
-    """
+    """Unpack e4m3 pairs as FP16 / 256, since shared memory transposes values for tensor cores by 16 bits, never by 8."""
     even = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
     odd = (pairs & 0x8000) | ((pairs & 0x7F00) >> 1)
     return even.to(tl.float16, bitcast=True), odd.to(tl.float16, bitcast=True)

@@ -1,11 +1,4 @@
-"""A product with an 8-bit weight and one scale per output: x · (weight × scale)ᵀ.
-
-For few rows it is bound by reading the weight, which a kernel reads once, in 8 bits. For many rows it is
-compute-bound: the weight is widened, and the library's product is used.
-"""
-
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""x · (weight × scale)ᵀ of an 8-bit weight: bound by reading it for few rows; for many it is widened for the library."""
 
 import torch
 from torch import Tensor

@@ -1,10 +1,4 @@
-"""Memory-bound operations between matrix products: residual sums with their norm, and gated activations.
-
-Each is one pass. Norms are computed in FP32 on the residual as stored.
-"""
-
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Residual sums with their RMS norm (in FP32, on the residual as stored), and gated activations: one pass each."""
 
 from functools import partial
 
@@ -20,10 +14,7 @@ _GATED_BLOCK = 1024
 def add_norm_reference(
     hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return (RMS norm of the sum, the sum). The sum overwrites `residual`; without one, it is `hidden` itself.
-
-    The weight has `offset` added to it (Gemma: 1).
-    """
+    """Return (RMS norm of the sum, the sum, in place of `residual` if given); `offset` is added to the weight (Gemma: 1)."""
     residual = hidden if residual is None else residual.add_(hidden)
     x = residual.to(wide(residual.dtype))
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.to(x.dtype) + offset)

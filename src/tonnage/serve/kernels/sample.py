@@ -4,9 +4,6 @@ The noise of a token depends only on (seed, position, token id), through counter
 versions and in any batch. One Philox call serves four tokens a quarter block apart.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 

@@ -4,9 +4,6 @@ An FP8 cache keeps one scale per token and head, from its largest value. Queries
 rows are contiguous, and no program reads what another has already rotated.
 """
 
-# Triton kernels have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
 import torch
 from torch import Tensor
 

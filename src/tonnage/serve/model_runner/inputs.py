@@ -50,10 +50,7 @@ class Slots:
 
 
 class Staging:
-    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is read.
-
-    Views of tensors and stream lookups cost as much as the copy, so both are cached.
-    """
+    """Two pinned buffers in turn, and one on the device; views, which cost as much as a copy, are cached."""
 
     def __init__(self, numbers: int, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         cuda, self._stream = device.type == "cuda", stream
@@ -117,10 +114,9 @@ class _Pack:
 
 
 def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
-    """Return the batch of decode rows [3, rows] (slot, position, order) and their slots, without the host.
+    """Return the batch of decode rows [3, rows] (slot, position, order), which advance, and their slots.
 
-    The rows' positions advance. A padding row has the dummy slot, whose table holds null blocks, and position −1.
-    `columns` of the tables are in use, or all.
+    A padding row has the dummy slot, whose table holds null blocks, and position −1. `columns` None: all of the tables.
     """
     wide = rows[:2].long()
     at, positions = wide[0], wide[1].clamp(min=0)

@@ -3,9 +3,17 @@
 Everything runs in order on one stream and nothing here waits for it, so a step is launched while the previous one
 runs: its input tokens are those that the previous one writes into the slots. Decode-only steps replay a captured
 graph if there is one. On the CPU the same is synchronous. This module does not know how a step was scheduled.
+
+Rows that need more than plain sampling are sampled again from copies of their logits, a bounded number at a time. Log
+probabilities are those of the model's own logits, before temperature and filters.
+
+Graphs are captured largest first, so that smaller ones reuse the memory of the largest. So a graph's logits are valid
+only until the next graph runs, and are referenced by address alone, which keeps nothing alive.
 """
 
-from collections.abc import Iterator
+import gc
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import local
@@ -13,16 +21,127 @@ from threading import local
 import torch
 from torch import Tensor
 
+from tonnage.budget.serving.own_engine import FILTERED_ROWS, capture_sizes
+from tonnage.garbage import no_collection
 from tonnage.serve.batch import Batch
 from tonnage.serve.cache.kv_cache import KvCache
 from tonnage.serve.config import EngineConfig
-from tonnage.serve.kernels import sample
-from tonnage.serve.model_runner.graphs import DecodeGraphs
+from tonnage.serve.kernels import logit_threshold, sample
 from tonnage.serve.model_runner.inputs import Inputs, Ints, decode_batch
-from tonnage.serve.model_runner.sampler import Logprobs, sample_special
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.sampling import TokenLogprob
+from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 from tonnage.serve.scheduler.sequence import ScheduledStep, Sequence
+
+Body = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """FP32 numbers at a device address, as torch.as_tensor accepts them."""
+
+    pointer: int
+    shape: tuple[int, ...]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"shape": self.shape, "typestr": "<f4", "data": (self.pointer, False), "version": 3}
+
+
+class DecodeGraphs:
+    """Graphs of `body(rows)`, which reads buffers that `prepare(rows)` fills, and returns the logits of those rows."""
+
+    def __init__(self, prepare: Callable[[int], None], body: Body, largest: int, stream: torch.cuda.Stream) -> None:
+        self.sizes = capture_sizes(largest)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[int, Tensor] = {}
+        pool = torch.cuda.graph_pool_handle()
+        gc.collect()
+        with no_collection(), torch.inference_mode():
+            for size in reversed(self.sizes):
+                # Compile kernels and initialize libraries before capturing.
+                prepare(size)
+                body(size)
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    logits = body(size)
+                assert logits.dtype == torch.float32 and logits.is_contiguous()
+                address = _Address(logits.data_ptr(), tuple(logits.shape))
+                self._logits[size] = torch.as_tensor(address, device=logits.device)
+                self._graphs[size] = graph
+                # The address must be all that refers to them when the next size is captured.
+                del logits
+
+    def size_for(self, rows: int) -> int:
+        """Return the smallest captured size of at least this many rows."""
+        return self.sizes[bisect_left(self.sizes, rows)]
+
+    def replay(self, size: int) -> Tensor:
+        """Replay a graph; its logits are valid until the next replay."""
+        self._graphs[size].replay()
+        return self._logits[size]
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log probabilities of some rows in transit to the host: of the sampled token, and of the most likely ones."""
+
+    wanted: list[Sampling]
+    tokens: Tensor
+    sampled: Tensor
+    numbers: Tensor
+    ids: Tensor
+
+    def read(self) -> Iterator[TokenLogprob | None]:
+        """Yield one per row, None if not requested; the copy must have arrived."""
+        rows = zip(self.tokens.tolist(), self.sampled.tolist(), self.ids.tolist(), self.numbers.tolist(), strict=True)
+        for sampling, (token, sampled, ids, numbers) in zip(self.wanted, rows, strict=True):
+            count = sampling.logprobs
+            best = tuple(zip(ids[:count], numbers[:count], strict=True)) if count else ()
+            yield None if count is None else TokenLogprob(token, sampled, best)
+
+
+def sample_special(
+    logits: Tensor, rows: Tensor, wanted: list[Sampling], temperatures: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[Tensor, Logprobs | None]:
+    """Return tokens of these rows of the logits, and their log probabilities if any row requests them."""
+    scored = any(sampling.logprobs is not None for sampling in wanted)
+    sampled: list[tuple[Tensor, ...]] = []
+    for first in range(0, len(wanted), FILTERED_ROWS):
+        part = slice(first, first + FILTERED_ROWS)
+        own = logits.index_select(0, rows[part])
+        kept = filtered(own, wanted[part], temperatures[part])
+        tokens = sample(kept, temperatures[part], seeds[part], positions[part])
+        if not scored:
+            sampled.append((tokens,))
+            continue
+        numbers = own.float().log_softmax(dim=-1)
+        best = numbers.topk(min(MOST_LOGPROBS, own.shape[-1]), dim=-1)
+        sampled.append((tokens, numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices))
+    tokens, *scores = (torch.cat(parts) for parts in zip(*sampled, strict=True))
+    return tokens, Logprobs(wanted, to_host(tokens), *map(to_host, scores)) if scored else None
+
+
+def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Tensor:
+    """Return the logits with −inf for tokens excluded by top-k, top-p or min-p."""
+    if not any(sampling.filtered for sampling in wanted):
+        return logits
+    ruled = [sampling if sampling.filtered else Sampling() for sampling in wanted]
+    vocabulary = logits.shape[-1]
+    rules = torch.tensor(
+        [[one.top_k or vocabulary for one in ruled], [one.top_p for one in ruled], [one.min_p for one in ruled]],
+        dtype=torch.float32,
+        pin_memory=logits.is_cuda,
+    )
+    kept_from = logit_threshold(logits, temperatures, *rules.to(logits.device, non_blocking=True))
+    return logits.masked_fill(logits < kept_from.unsqueeze(1), -torch.inf)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Return a copy on the host without waiting for the device."""
+    if values.device.type != "cuda":
+        return values
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -132,19 +251,14 @@ class Runner:
         if step.chunks or inputs.renewed:
             logits = self._pass(*inputs.mixed(step))
         elif step.decodes:
-            logits = self._decodes(len(step.decodes))
+            count, graphs = len(step.decodes), self._graphs
+            size = graphs.size_for(count) if graphs is not None and count <= graphs.sizes[-1] else 0
+            inputs.decodes(size or count)
+            logits = graphs.replay(size) if graphs is not None and size else self._decode(count, inputs.widest)
         else:
             return TokensInTransit([], self._arrays[0][:0])
         logprobs = self._special(step, logits) if inputs.special else None
         return self._send(len(inputs.sampling_sequences), logprobs)
-
-    def _decodes(self, count: int) -> Tensor:
-        if self._graphs is None or count > self._graphs.sizes[-1]:
-            self.inputs.decodes(count)
-            return self._decode(count, self.inputs.widest)
-        size = self._graphs.size_for(count)
-        self.inputs.decodes(size)
-        return self._graphs.replay(size)
 
     def _decode(self, size: int, columns: int | None = None) -> Tensor:
         """Run the whole step of the rows in the inputs' buffer, as captured in graphs."""

@@ -120,27 +120,21 @@ def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozens
     assert row is not None
     made = _architecture(family, Fields(ConfigValues(config, row)), config)
     if made.heads % made.kv_heads:
-        raise BadModel(
-            f"{made.heads} query heads cannot share {made.kv_heads} key heads.",
-            hint="Give 'num_key_value_heads' a divisor of 'num_attention_heads'.",
-        )
+        problem = f"{made.heads} query heads cannot share {made.kv_heads} key heads."
+        raise BadModel(problem, hint="Give 'num_key_value_heads' a divisor of 'num_attention_heads'.")
     if made.head_dim % 2 or not made.head_dim:
         raise BadModel(f"A head is {made.head_dim} wide.", hint="Rotary positions need an even 'head_dim'.")
     if made.experts_per_token > made.experts:
-        raise BadModel(
-            f"Each token goes to {made.experts_per_token} of {made.experts} experts.",
-            hint="Give 'num_experts_per_tok' at most the number of experts.",
-        )
+        problem = f"Each token goes to {made.experts_per_token} of {made.experts} experts."
+        raise BadModel(problem, hint="Give 'num_experts_per_tok' at most the number of experts.")
     if config.get("use_bidirectional_attention"):
         raise BadModel("The model's attention looks ahead.", hint="Give a causal language model.")
     return replace(made, eos_ids=eos_ids or made.eos_ids)
 
 
 def _refuse_quantized(kept: str) -> None:
-    raise BadModel(
-        f"The checkpoint's weights are quantised ({kept}), which cannot be served.",
-        hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.',
-    )
+    problem = f"The checkpoint's weights are quantised ({kept}), which cannot be served."
+    raise BadModel(problem, hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.')
 
 
 def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Architecture:
@@ -195,16 +189,26 @@ def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: in
     count = fields.need("layers")
     if count > _MOST_LAYERS:
         raise BadModel(f"The model has {count:,} layers.", hint=f"At most {_MOST_LAYERS:,} make sense.")
-    window = fields.find("window") or 0
-    ropes = _ropes(family, config, head_dim, fields.need("positions"))
+    window, positions = fields.find("window") or 0, fields.need("positions")
+    # Of full-attention layers (False) and windowed layers (True).
+    written = _rope_written(config)
+    theta = config.get("rope_theta") or (1e6 if family in ("mixtral", "gemma3_text") else 1e4)
+    if family == "gemma3_text":
+        nested = "full_attention" in written or "sliding_attention" in written
+        whole_view = _mapping(written.get("full_attention")) if nested else written
+        local, local_theta = _mapping(written.get("sliding_attention")), config.get("rope_local_base_freq") or 1e4
+        full_rope = read_rope(whole_view, head_dim, theta, positions)
+        ropes = {False: full_rope, True: read_rope(local, head_dim, local_theta, positions)}
+    else:
+        ropes = dict.fromkeys((False, True), read_rope(written, head_dim, theta, positions))
     dense = fields.get("mlp_only_layers", [])
     if not isinstance(dense, list):
         raise BadModel(f"'mlp_only_layers' is {dense!r}.", hint="Give a list of layers' numbers, from 0.")
     step = fields.whole("decoder_sparse_step", least=1) if family == "qwen3_moe" else 1
     sparse = family in ("mixtral", "qwen3_moe")
     return tuple(
-        LayerConfig(window if local else 0, ropes[local], sparse and index not in dense and (index + 1) % step == 0)
-        for index, local in enumerate(_windowed(family, fields, config, count))
+        LayerConfig(window if slides else 0, ropes[slides], sparse and index not in dense and (index + 1) % step == 0)
+        for index, slides in enumerate(_windowed(family, fields, config, count))
     )
 
 
@@ -223,22 +227,6 @@ def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     period = 2 if family == "gemma2" else whole(pattern, "sliding_window_pattern", least=1)
     return [(index + 1) % period != 0 for index in range(count)]
-
-
-def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int) -> dict[bool, Rope]:
-    """Return the rotary positions of full-attention layers (False) and windowed layers (True)."""
-    written = _rope_written(config)
-    theta = config.get("rope_theta") or (1e6 if family in ("mixtral", "gemma3_text") else 1e4)
-    if family != "gemma3_text":
-        rope = read_rope(written, head_dim, theta, positions)
-        return {False: rope, True: rope}
-    nested = "full_attention" in written or "sliding_attention" in written
-    whole_view = _mapping(written.get("full_attention")) if nested else written
-    local_theta = config.get("rope_local_base_freq") or 1e4
-    return {
-        False: read_rope(whole_view, head_dim, theta, positions),
-        True: read_rope(_mapping(written.get("sliding_attention")), head_dim, local_theta, positions),
-    }
 
 
 def _rope_written(config: Mapping[str, Any]) -> Mapping[str, Any]:

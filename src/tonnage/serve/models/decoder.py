@@ -1,8 +1,4 @@
-"""One forward pass of a decoder over the pages of a KV cache. Plain tensors and functions keep the host time low.
-
-It knows neither sequences nor the origin of the weights. Shapes are those of `Batch`; nothing is read back to the
-host, so that a pass of fixed shapes can be captured as a CUDA graph.
-"""
+"""One pass of a decoder over the pages of a KV cache; the host reads nothing back, so that a CUDA graph can hold it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +11,8 @@ from torch.nn.functional import embedding, linear
 from tonnage.serve.batch import Batch, LayerCache
 from tonnage.serve.kernels import add_norm, attend_chunks, attend_decode, gelu_tanh_mul, silu_mul, store
 from tonnage.serve.models.architecture import Activation, Architecture, LayerConfig
-from tonnage.serve.models.experts import Experts
-from tonnage.serve.models.linear import Dense, EightBit
 from tonnage.serve.models.rope import Rope, make_tables
-from tonnage.serve.models.weights import Builder
+from tonnage.serve.models.weights import Builder, Dense, EightBit, Experts
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
@@ -80,10 +74,7 @@ class LayerWeights:
 
 
 class Decoder:
-    """A model on a device; `forward(batch, layers)` returns the logits of the rows that sample a token.
-
-    `capturable` says that a pass on CUDA never waits for the host, so that a graph can hold it.
-    """
+    """A model on a device; if `capturable`, a pass on CUDA never waits for the host, so that a graph can hold it."""
 
     def __init__(self, architecture: Architecture, build: Builder, positions: int) -> None:
         shape = self.architecture = architecture
@@ -142,8 +133,7 @@ class Attention:
     __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "shape")
 
     def __init__(self, shape: Architecture, batch: Batch) -> None:
-        self.shape = shape
-        self.batch = batch
+        self.shape, self.batch = shape, batch
         self.heads = [shape.heads, shape.kv_heads, shape.kv_heads]
         self.decode_tables, self.chunk_tables = batch.tables[: batch.decodes], batch.tables[batch.decodes :]
         self.decode_lengths, self.chunk_lengths = batch.lengths[: batch.decodes], batch.lengths[batch.decodes :]

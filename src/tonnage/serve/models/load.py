@@ -1,23 +1,29 @@
-"""Load a decoder from a folder of safetensors, or make one with random weights.
+"""Load a decoder from a folder of safetensors, make one with random weights, or share those of a live module.
 
 Every weight is allocated once, on its device and merged; shards are mapped one after another and their tensors
 copied (or quantized) into place, so that nothing holds the model twice. Names and shapes are checked against the
 headers before anything is read. This module downloads nothing.
+
+Of a live transformers model, a tensor that the pass reads as it is stays the module's own. Merged ones (query, key and
+value; gate and up) are concatenated once, and the module's parameters become views of the result: an optimizer that
+updates them in place, as PyTorch's do, changes what is served. PEFT adapters are not served unless merged into the base.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tonnage.errors import BadModel, MissingPart, UnknownModel
 from tonnage.models.checkpoint import Stored, read_checkpoint, read_header
 from tonnage.models.files import INDEX, read_json
 from tonnage.serve.config import Weights
-from tonnage.serve.models.architecture import Architecture
+from tonnage.serve.models.architecture import Architecture, architecture_of
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.weights import Builder
+from tonnage.serve.models.weights import Builder, Dense, EightBit, ExpertStack
 
 # Tensor names in files, and the names used here.
 _RENAMED = tuple(
@@ -88,9 +94,8 @@ def _files(folder: Path) -> list[Path]:
     if len(found) == 1 or folder / "model.safetensors" in found:
         return [folder / "model.safetensors" if len(found) > 1 else found[0]]
     what = f"{len(found)} .safetensors files and no {INDEX}" if found else "no .safetensors files"
-    raise BadModel(
-        f"The folder {folder} has {what}.", hint="Save the model with save_pretrained, or fetch all its files."
-    )
+    problem = f"The folder {folder} has {what}."
+    raise BadModel(problem, hint="Save the model with save_pretrained, or fetch all its files.")
 
 
 def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture) -> None:
@@ -109,9 +114,8 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
                 )
             if tensor.dtype not in _READABLE:
                 formats = ", ".join(_READABLE)
-                raise BadModel(
-                    f"{tensor.name} is kept as {tensor.dtype}.", hint=f"Give a checkpoint in one of {formats}."
-                )
+                problem = f"{tensor.name} is kept as {tensor.dtype}."
+                raise BadModel(problem, hint=f"Give a checkpoint in one of {formats}.")
             filled.update(piece.holds or (name,))
         elif not (
             tensor.is_buffer or _OTHER_PARTS.match(tensor.name) or (architecture.tied and name == "lm_head.weight")
@@ -121,10 +125,8 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
     for problem, names in (("lacks", missing), ("has, and the architecture has not,", unexpected)):
         if names:
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            raise BadModel(
-                f"The checkpoint {problem} {names[0]}{more}.",
-                hint=f"Give a whole checkpoint of the {architecture.family} that config.json describes.",
-            )
+            hint = f"Give a whole checkpoint of the {architecture.family} that config.json describes."
+            raise BadModel(f"The checkpoint {problem} {names[0]}{more}.", hint=hint)
 
 
 def weight_name(stored: str) -> str:
@@ -132,3 +134,64 @@ def weight_name(stored: str) -> str:
     for pattern, name in _RENAMED:
         stored = pattern.sub(name, stored, count=1)
     return stored
+
+
+# Prefixes that PEFT adds to the names of a base model.
+_AROUND = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
+
+
+def share_decoder(module: nn.Module, *, context: int | None = None) -> Decoder:
+    """Return the decoder of a causal language model, on its device and in its precision."""
+    config: Any = module.config
+    architecture = architecture_of(config.to_dict())
+    return Decoder(architecture, SharingBuilder(module), context or architecture.positions)
+
+
+class SharingBuilder(Builder):
+    """Returns a module's parameters instead of empty weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = {weight_name(_AROUND.sub("", name)): one for name, one in module.named_parameters()}
+        embedding = self._parameter("model.embed_tokens.weight")
+        super().__init__(embedding.device, embedding.dtype, None)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """Return the parameter itself."""
+        return self._counted(self._parameter(name, shape).data)
+
+    def matrix(self, prefix: str, parts: Sequence[tuple[str, int]], columns: int, *, bias: bool) -> Dense | EightBit:
+        """Return the parameter itself for one part, else one matrix of which the parameters are views."""
+        weight = self._merged([(f"{prefix}{name}.weight", (rows, columns)) for name, rows in parts])
+        return Dense(
+            weight, self._merged([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if bias else None
+        )
+
+    def stack(
+        self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int
+    ) -> ExpertStack:
+        """Return the experts, which are one parameter in transformers too."""
+        weight = self.tensor(prefix + fused, experts, sum(rows for _, rows in parts), columns)
+        return ExpertStack(weight, None, self.dtype)
+
+    def _merged(self, named: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
+        parameters = [self._parameter(name, shape) for name, shape in named]
+        if len(parameters) == 1:
+            return self._counted(parameters[0].data)
+        merged = torch.cat([one.data for one in parameters])
+        for one, rows in zip(parameters, merged.split([one.shape[0] for one in parameters]), strict=True):
+            one.data = rows
+        return self._counted(merged)
+
+    def _parameter(self, name: str, shape: tuple[int, ...] = ()) -> nn.Parameter:
+        found = self._parameters.get(name)
+        if found is None or (shape and tuple(found.shape) != shape):
+            what = "has no such parameter" if found is None else f"has it in the shape {list(found.shape)}"
+            problem = f"The engine wants {name}, and the module {what}."
+            raise BadModel(problem, hint="Give an unquantised model of transformers.")
+        if found.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise BadModel(f"{name} is kept as {found.dtype}.", hint="Load the model in 16 or 32 bits.")
+        return found
+
+    def _counted(self, weight: Tensor) -> Tensor:
+        self.bytes += weight.nbytes
+        return weight

@@ -47,9 +47,8 @@ def read_rope(written: Mapping[str, Any], dim: int, theta: float, positions: int
     """Read `rope_parameters`, or `rope_scaling` of older files; `theta` is the default."""
     kind = written.get("rope_type", written.get("type", "default"))
     if kind not in get_args(Kind):
-        raise BadModel(
-            f"The rotary positions are of type {kind!r}.", hint=f"These can be served: {', '.join(get_args(Kind))}."
-        )
+        problem = f"The rotary positions are of type {kind!r}."
+        raise BadModel(problem, hint=f"These can be served: {', '.join(get_args(Kind))}.")
 
     def number(name: str, default: float | None) -> float:
         value = written.get(name)

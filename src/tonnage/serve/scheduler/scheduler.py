@@ -89,10 +89,8 @@ class Scheduler:
         for sequence in sequences:
             self._prepare(sequence)
         if len(sequences) > self.config.max_waiting:
-            raise NeverFits(
-                f"{len(sequences)} answers to one prompt; the queue takes {self.config.max_waiting}.",
-                hint=f"Ask for {self.config.max_waiting} at most.",
-            )
+            problem = f"{len(sequences)} answers to one prompt; the queue takes {self.config.max_waiting}."
+            raise NeverFits(problem, hint=f"Ask for {self.config.max_waiting} at most.")
         if self.waiting.fresh + len(sequences) > self.config.max_waiting:
             retry_after_s = self._finish_rate.retry_after_s(len(self.waiting))
             raise QueueFull(f"{len(self.waiting)} sequences wait already.", retry_after_s=retry_after_s)
@@ -102,10 +100,7 @@ class Scheduler:
             self.waiting.add(sequence, aside=aside)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> bool:
-        """End a sequence in any state, also for an external reason such as a stop string ("stop").
-
-        Returns False if it had ended, or was never added.
-        """
+        """End a sequence in any state, also with "stop" for a stop string. False if it had ended or was never added."""
         if sequence.status is FINISHED or (sequence.slot < 0 and sequence not in self.waiting):
             return False
         self._finish(sequence, reason)
@@ -119,10 +114,8 @@ class Scheduler:
         if prompt == 0:
             raise NeverFits("The prompt has no tokens.", hint="Give at least one.")
         if prompt >= context:
-            raise NeverFits(
-                f"The prompt has {prompt} tokens; the context is {context}.",
-                hint=f"Shorten it to {context - 1} tokens.",
-            )
+            problem = f"The prompt has {prompt} tokens; the context is {context}."
+            raise NeverFits(problem, hint=f"Shorten it to {context - 1} tokens.")
         end = min(prompt + sampling.max_tokens, context)
         if -(-(end - 1) // size) > usable:
             raise NeverFits(
@@ -321,10 +314,7 @@ class Scheduler:
     # Completing.
 
     def complete(self, step: ScheduledStep, tokens: list[int]) -> list[Sequence]:
-        """Take the tokens of a step, one per sampler; return the sequences that it finished.
-
-        A step that is already complete is ignored; one that arrives before an earlier one waits for it.
-        """
+        """Take a step's tokens, once and in launch order; return the sequences that this finished."""
         if step.number not in self._flights or step.sampled is not None:
             return []
         assert len(tokens) == len(step.decodes) + sum(work.samples for work in step.chunks)
@@ -350,42 +340,38 @@ class Scheduler:
             if step.sampled is None:
                 break
             del self._flights[number]
-            self._learn_decodes(step, step.sampled, finished)
-            self._learn_chunks(step, step.sampled, finished)
+            # Decodes: a token each.
+            decodes: Sized[Decode] = step.decodes
+            tokens, sampled = step.sampled, iter(step.sampled[len(decodes) :])
+            if not step.plain:
+                here = [work.sequence.status is not FINISHED for work in decodes]
+                decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
+            answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
+            deque(map(list.append, answers, tokens), maxlen=0)
+            if self._stops and not self._stops.keys().isdisjoint(tokens):
+                news = zip(decodes, tokens, strict=False)
+                self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
+            self._end(step.ending, "length", finished)
+            # Chunks: blocks to publish, and a token after the last of a prompt.
+            for chunk in step.chunks:
+                sequence, token = chunk.sequence, next(sampled) if chunk.samples else None
+                if sequence.status is FINISHED:
+                    continue
+                sequence.busy -= 1
+                self.tables.publish(sequence, chunk.start + chunk.count)
+                if token is None:
+                    continue
+                if len(sequence.tokens) == sequence.prompt_length:
+                    sequence.first_token_s = self.clock()
+                sequence.tokens.append(token)
+                if token in sequence.stops:
+                    self._end([sequence], "stop", finished)
+                elif len(sequence.tokens) >= sequence.end:
+                    self._end([sequence], "length", finished)
+                self.waiting.call(sequence)
             for sequence in step.swapped:
                 sequence.busy -= sequence.status is not FINISHED
         return finished
-
-    def _learn_decodes(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
-        decodes: Sized[Decode] = step.decodes
-        if not step.plain:
-            here = [work.sequence.status is not FINISHED for work in decodes]
-            decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
-        answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
-        deque(map(list.append, answers, tokens), maxlen=0)
-        if self._stops and not self._stops.keys().isdisjoint(tokens):
-            news = zip(decodes, tokens, strict=False)
-            self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
-        self._end(step.ending, "length", finished)
-
-    def _learn_chunks(self, step: ScheduledStep, tokens: list[int], finished: list[Sequence]) -> None:
-        sampled = iter(tokens[len(step.decodes) :])
-        for work in step.chunks:
-            sequence, token = work.sequence, next(sampled) if work.samples else None
-            if sequence.status is FINISHED:
-                continue
-            sequence.busy -= 1
-            self.tables.publish(sequence, work.start + work.count)
-            if token is None:
-                continue
-            if len(sequence.tokens) == sequence.prompt_length:
-                sequence.first_token_s = self.clock()
-            sequence.tokens.append(token)
-            if token in sequence.stops:
-                self._end([sequence], "stop", finished)
-            elif len(sequence.tokens) >= sequence.end:
-                self._end([sequence], "length", finished)
-            self.waiting.call(sequence)
 
     def _end(self, sequences: list[Sequence], reason: FinishReason, finished: list[Sequence]) -> None:
         for sequence in sequences:

@@ -38,10 +38,9 @@ NOT_DECODING = DecodeClock()  # never advances
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One prompt and its continuation. `tokens` starts with the prompt and grows as steps complete.
+    """One prompt and its continuation; `tokens` grows as steps complete. `slot` is its row in the runner's buffers, or −1.
 
-    `slot` is the row of the runner's persistent buffers that a running sequence owns, or −1. `parent` is set for the
-    second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
+    `parent` is set for the second and later samples of one prompt (`n` > 1): the one that computes the prompt for all.
     """
 
     id: int
@@ -125,10 +124,7 @@ class ScheduledTokens:
 
 
 class Decode:
-    """Compute the last sampled token of a sequence, and sample the next.
-
-    The same object may be in many steps, and its `start` advances: read a step when it is launched.
-    """
+    """Compute the last sampled token of a sequence, and sample the next. In many steps at once: `start` advances."""
 
     __slots__ = ("sequence",)
     count, samples = 1, True

@@ -1,8 +1,4 @@
-"""Format tokens as the JSON of an answer: text, log probabilities in both of OpenAI's styles, usage.
-
-A stream sends an event per token, so answers are plain dictionaries, and what a stream's events share is encoded
-once. This module knows neither HTTP nor the engine.
-"""
+"""Format tokens as JSON: text, log probabilities in both of OpenAI's styles, usage. Knows neither HTTP nor the engine."""
 
 import json
 import time
@@ -33,7 +29,8 @@ class Format:
 
     def complete(self, answers: Iterable[Answer], usage: JsonObject) -> JsonObject:
         """Return the whole response."""
-        return self._frame | {"choices": [self._choice(answer.all, 0) for answer in answers], "usage": usage}
+        choices = [self._choice(answer.all, 0, whole=True) for answer in answers]
+        return self._frame | {"choices": choices, "usage": usage}
 
     def opening(self, answers: Iterable[Answer]) -> bytes:
         """Return what a stream sends before the first token."""
@@ -44,7 +41,7 @@ class Format:
         start = answer.characters
         if self._logprobs:
             answer.characters += sum(len(self._text(token_id)) for token_id in piece.token_ids)
-        return self._event(self._delta(piece, start))
+        return self._event(self._choice(piece, start, whole=False))
 
     def usage_chunk(self, usage: JsonObject) -> bytes:
         """Return the last chunk of a stream that requested usage."""
@@ -53,13 +50,11 @@ class Format:
     def _event(self, choice: JsonObject) -> bytes:
         return self._head + _json(choice) + b"]}\n\n"
 
-    def _choice(self, piece: AnswerDelta, start: int) -> JsonObject:
-        return self._framed(piece, start, {"text": piece.text})
+    def _content(self, text: str, *, whole: bool) -> JsonObject:
+        return {"text": text}
 
-    def _delta(self, piece: AnswerDelta, start: int) -> JsonObject:
-        return self._choice(piece, start)
-
-    def _framed(self, piece: AnswerDelta, start: int, content: JsonObject) -> JsonObject:
+    def _choice(self, piece: AnswerDelta, start: int, *, whole: bool) -> JsonObject:
+        content = self._content(piece.text, whole=whole)
         logprobs = self._logprob_object(piece.logprobs, start) if self._logprobs else None
         choice = {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         # Without a tokenizer there is nothing but the ids.
@@ -93,11 +88,10 @@ class ChatFormat(Format):
         choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._event({"index": answer.index} | choice) for answer in answers)
 
-    def _choice(self, piece: AnswerDelta, start: int) -> JsonObject:
-        return self._framed(piece, start, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
-
-    def _delta(self, piece: AnswerDelta, start: int) -> JsonObject:
-        return self._framed(piece, start, {"delta": {"content": piece.text} if piece.text else {}})
+    def _content(self, text: str, *, whole: bool) -> JsonObject:
+        if whole:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"delta": {"content": text} if text else {}}
 
     def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:
         return {
@@ -127,12 +121,8 @@ def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached
     """Return the token counts of a request."""
     prompt = sum(map(len, prompts))
     sampled = sum(answer.tokens for answer in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+    counts = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 def error_event(body: JsonObject) -> bytes:

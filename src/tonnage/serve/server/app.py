@@ -1,7 +1,4 @@
-"""The routes: OpenAI's completions, chat completions and models; health, metrics and the ledger.
-
-Any failure becomes an error in OpenAI's format; no URL is ever fetched for a client.
-"""
+"""The routes: OpenAI's, health, metrics, the ledger. Failures have OpenAI's format; no URL is fetched for a client."""
 
 import asyncio
 import logging
@@ -18,9 +15,17 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from tonnage import __version__
 from tonnage.report.serve import card_figures, kv_figures
 from tonnage.serve.server.answers import ChatFormat, Format, JsonObject
-from tonnage.serve.server.errors import ApiError, unavailable
 from tonnage.serve.server.generation import Generation, explained, respond
-from tonnage.serve.server.limits import AccessMiddleware, Keys, check_characters, most_body_bytes, read_body, salt_of
+from tonnage.serve.server.limits import (
+    AccessMiddleware,
+    ApiError,
+    Keys,
+    check_characters,
+    most_body_bytes,
+    read_body,
+    salt_of,
+    unavailable,
+)
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
 from tonnage.serve.server.worker import Worker
@@ -128,13 +133,8 @@ class Service:
         """GET /v1/models/NAME."""
         if name != self.model:
             raise ApiError(404, f"The model {name[:80]!r} is not served here.", param="model", code="model_not_found")
-        return {
-            "id": self.model,
-            "object": "model",
-            "created": self.started_s,
-            "owned_by": "tonnage",
-            "max_model_len": self.context,
-        }
+        model = {"id": self.model, "object": "model", "created": self.started_s, "owned_by": "tonnage"}
+        return model | {"max_model_len": self.context}
 
     def health(self) -> Response:
         """GET /health: whether requests are accepted."""
@@ -147,12 +147,8 @@ class Service:
     async def ledger(self) -> JsonObject:
         """GET /ledger: the bytes of the KV cache and the card."""
         state, card = await self.state(), self.worker.engine.card
-        return {
-            "kv": kv_figures(state.ledger),
-            "card": card_figures(card) if card is not None else None,
-            "running": state.running,
-            "waiting": state.waiting,
-        }
+        figures = {"kv": kv_figures(state.ledger), "card": card_figures(card) if card is not None else None}
+        return figures | {"running": state.running, "waiting": state.waiting}
 
     async def scrape(self) -> Response:
         """GET /metrics."""

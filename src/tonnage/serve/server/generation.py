@@ -1,7 +1,4 @@
-"""One request in progress: submitted, collected step by step, returned whole or streamed, aborted on disconnect.
-
-A disconnect is noticed whether the client streams or not, and whether or not there are tokens to send.
-"""
+"""One request: collected step by step, returned whole or streamed, aborted as soon as the client disconnects."""
 
 import asyncio
 import math
@@ -16,7 +13,7 @@ from tonnage.errors import RequestError
 from tonnage.serve.sampling import AnswerDelta
 from tonnage.serve.scheduler.queue import QueueFull
 from tonnage.serve.server.answers import DONE, Format, JsonObject, error_event, usage_of
-from tonnage.serve.server.errors import ApiError, unavailable
+from tonnage.serve.server.limits import ApiError, unavailable
 from tonnage.serve.server.metrics import Metrics
 from tonnage.serve.server.worker import EngineRequest, Gone, Unavailable, Worker
 from tonnage.serve.text import Answer, Tokenizer
@@ -78,25 +75,24 @@ class Generation:
                     raise unavailable("The server is stopping.", retry_after_s=_STOPPING_S) from None
                 raise
             for delta in deliveries:
-                answer = self.answers[delta.index]
-                piece = self._take(answer, delta) if not answer.finished else None
-                if piece is not None:
-                    found.append((answer, piece))
+                answer, reason = self.answers[delta.index], delta.finish_reason
+                if answer.finished:
+                    continue
+                if reason in ("error", "abort"):
+                    self._unfinished = reason
+                    if reason == "abort":
+                        raise unavailable("The server gave this request up.")
+                    raise unavailable("The step that computed this request failed; ask again.", code="step_failed")
+                self._metrics.delivered(self._ticket, delta)
+                piece = answer.take(delta)
+                if piece is None:
+                    continue
+                found.append((answer, piece))
+                if piece.finish_reason is not None:
+                    self._metrics.finished(piece.finish_reason, delta.time_s - self._ticket.arrival_s)
+                    if reason is None:
+                        self._worker.end(self._ticket, delta.index)
         return found
-
-    def _take(self, answer: Answer, delta: AnswerDelta) -> AnswerDelta | None:
-        if delta.finish_reason in ("error", "abort"):
-            self._unfinished = delta.finish_reason
-            if self._unfinished == "abort":
-                raise unavailable("The server gave this request up.")
-            raise unavailable("The step that computed this request failed; ask again.", code="step_failed")
-        self._metrics.delivered(self._ticket, delta)
-        piece = answer.take(delta)
-        if piece is not None and piece.finish_reason is not None:
-            self._metrics.finished(piece.finish_reason, delta.time_s - self._ticket.arrival_s)
-            if delta.finish_reason is None:
-                self._worker.end(self._ticket, delta.index)
-        return piece
 
     def close(self) -> None:
         """Remove the request from the engine, finished or not."""

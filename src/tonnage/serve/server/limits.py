@@ -1,19 +1,51 @@
 """Limits of a request, and API keys: what protects the engine from untrusted clients.
 
-Everything that a client can make grow has a limit here or in `serve.sampling`. This module knows no engine.
+Everything that a client can make grow has a limit here or in `serve.sampling`. Whatever is raised while answering
+becomes an `ApiError` with the body that OpenAI's clients expect; no traceback leaves the server. This module knows no
+engine.
 """
 
 import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tonnage.serve.server.errors import ApiError
+from tonnage.errors import TonnageError
 from tonnage.units import KIB, MIB
+
+
+class ApiError(TonnageError):
+    """A request that fails, and why."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None, headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """Return the HTTP response."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def unavailable(message: str, *, retry_after_s: int = 1, code: str = "unavailable") -> ApiError:
+    """Return a 503 error: the server cannot answer now, and it is not the client's fault."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(503, message, kind="service_unavailable_error", code=code, headers=headers)
+
 
 HEADER_BYTES = 32 * KIB
 BODY_S = 60.0

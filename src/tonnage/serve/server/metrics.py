@@ -1,7 +1,4 @@
-"""Prometheus metrics of the server under vLLM's names, and the KV ledger.
-
-Request times are recorded as tokens are sent; engine figures are those at the time of the scrape.
-"""
+"""Prometheus metrics under vLLM's names, and the KV ledger; engine figures are those at the time of the scrape."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,12 +23,12 @@ REASONS = ("stop", "length", "abort", "error")
 
 
 class Metrics:
-    """Counters and histograms of one server."""
+    """Counters and histograms of one server, and a collector of the engine's figures."""
 
     def __init__(self, model: str) -> None:
+        self._model, self._state = model, None  # type: str, EngineState | None
         self._registry = CollectorRegistry()
-        self._engine = _EngineFigures(model)
-        self._registry.register(self._engine)
+        self._registry.register(self)
         first_token = self._histogram("time_to_first_token", "From arrival to the first token.", _FIRST_TOKEN_S)
         token = self._histogram("inter_token_latency", "From one token to the next.", _TOKEN_S)
         self._registry.register(_Renamed(token, "inter_token_latency", "time_per_output_token"))
@@ -71,30 +68,8 @@ class Metrics:
 
     def text(self, state: EngineState) -> bytes:
         """Return all metrics, with the engine's current figures."""
-        self._engine.state = state
+        self._state = state
         return generate_latest(self._registry)
-
-
-class _Renamed:
-    """A metric repeated under its former name."""
-
-    def __init__(self, metric: Histogram, name: str, old_name: str) -> None:
-        self._metric, self._name, self._old_name = metric, name, old_name
-
-    def collect(self) -> Iterator["Metric"]:
-        """Yield the metric's samples, renamed."""
-        for family in self._metric.collect():
-            family.name = family.name.replace(self._name, self._old_name)
-            family.samples = [
-                sample._replace(name=sample.name.replace(self._name, self._old_name)) for sample in family.samples
-            ]
-            yield family
-
-
-class _EngineFigures:
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self.state: EngineState | None = None
 
     def describe(self) -> list["Metric"]:
         """Return nothing, since there is no state before the first scrape."""
@@ -102,7 +77,7 @@ class _EngineFigures:
 
     def collect(self) -> Iterator["Metric"]:
         """Yield gauges and totals of the engine."""
-        state = self.state
+        state = self._state
         if state is None:
             return
         gauges = {
@@ -126,3 +101,20 @@ class _EngineFigures:
         for part, size_bytes in kv_rows(state.ledger):
             parts.add_metric([self._model, part], size_bytes)
         yield parts
+
+
+class _Renamed:
+    """A metric repeated under its former name."""
+
+    def __init__(self, metric: Histogram, name: str, old_name: str) -> None:
+        self._metric, self._name, self._old_name = metric, name, old_name
+
+    def collect(self) -> Iterator["Metric"]:
+        """Yield the metric's samples, renamed."""
+        for family in self._metric.collect():
+            family.name, *names = (
+                name.replace(self._name, self._old_name)
+                for name in (family.name, *(sample.name for sample in family.samples))
+            )
+            family.samples = [sample._replace(name=name) for sample, name in zip(family.samples, names, strict=True)]
+            yield family

@@ -1,7 +1,4 @@
-"""The server's life cycle: it listens and serves; on SIGTERM or Ctrl-C it drains and stops, a second signal stops at once.
-
-Meanwhile the KV cache ledger is shown on a terminal or written as lines, if wanted.
-"""
+"""The server's life: it serves until SIGTERM or Ctrl-C, drains, and stops; at once on a second signal."""
 
 import asyncio
 import signal
@@ -23,8 +20,7 @@ except ImportError as missing:
 
 from tonnage.report.serve import Load, kv_frame, kv_line
 from tonnage.serve.server.app import Service, create_app
-from tonnage.serve.server.errors import ApiError
-from tonnage.serve.server.limits import HEADER_BYTES
+from tonnage.serve.server.limits import HEADER_BYTES, ApiError
 from tonnage.serve.server.worker import Worker
 from tonnage.serve.stats import EngineState
 

@@ -1,18 +1,15 @@
-"""Request bodies after OpenAI's schema, and their translation for the engine.
+"""Request bodies after OpenAI's schema, and their translation. No field holds a URL that would be fetched.
 
-A known field that is not supported is refused unless its value has no effect; an unknown field is refused too, so
-that no client relies on an effect that never comes. No field holds a URL that would be fetched.
+Unknown fields are refused, as are known ones without support, unless their value has no effect anyway.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tonnage.serve.sampling import MOST_STOPS, Sampling
-from tonnage.serve.server.errors import ApiError
-from tonnage.serve.server.limits import MOST_CHOICES, MOST_MESSAGES, MOST_PROMPT_TOKENS, MOST_PROMPTS
+from tonnage.serve.server.limits import MOST_CHOICES, MOST_MESSAGES, MOST_PROMPT_TOKENS, MOST_PROMPTS, ApiError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -21,10 +18,7 @@ Word = Annotated[str, Field(max_length=1024)]
 
 
 def parse(kind: type[_Model], body: bytes) -> _Model:
-    """Parse a body; raises an ApiError that names the first wrong field in one sentence.
-
-    The client's input is not repeated: it may be long, or not even text.
-    """
+    """Parse a body; an ApiError names the first wrong field, without its value, which may be long or no text."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -42,12 +36,6 @@ class Neutral:
 
     def __init__(self, *values: Any) -> None:
         self.values = values
-
-
-@cache
-def _neutral(kind: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
-    marks = ((name, mark) for name, field in kind.model_fields.items() for mark in field.metadata)
-    return {name: mark.values for name, mark in marks if isinstance(mark, Neutral)}
 
 
 class StreamOptions(BaseModel):
@@ -97,8 +85,9 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
-        for name, values in _neutral(type(self)).items():
-            if getattr(self, name) is not None and getattr(self, name) not in values:
+        for name, field in type(self).model_fields.items():
+            neutral = next((mark for mark in field.metadata if isinstance(mark, Neutral)), None)
+            if neutral and getattr(self, name) not in (None, *neutral.values):
                 raise ApiError(400, f"{name} is not served; leave it out.", param=name, code="unsupported_parameter")
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream.", param="stream_options")

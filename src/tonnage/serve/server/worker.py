@@ -1,8 +1,7 @@
 """The engine's thread, its inbox, and the delivery of tokens to requests that wait in asyncio.
 
 Only its own thread touches the engine. Everything else posts to the inbox, which is emptied before each step, so an
-aborted request frees its blocks before the next one. A step's tokens reach the event loop in one call. This module
-knows neither HTTP nor text.
+aborted request frees its blocks before the next one. A step's tokens reach the event loop in one call.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -97,11 +97,7 @@ class Worker:
     async def stop(self) -> None:
         """Close all requests and stop the engine; a step that hangs is not waited for indefinitely."""
         self.close_all()
-
-        def stop() -> None:
-            self._stopped = True
-
-        self._post(stop)
+        self._post(lambda: setattr(self, "_stopped", True))
         began_s = time.monotonic()
         while self.busy and time.monotonic() - began_s < (_HURRIED_S if self.hurried else _LONGEST_STEP_S):
             await asyncio.sleep(0.01)
@@ -156,20 +152,17 @@ class Worker:
 
     async def look(self, question: "Callable[[Engine], _Answer]") -> _Answer:
         """Run a query on the engine between two steps."""
-        answer: asyncio.Future[_Answer] = self._loop.create_future()
-
-        def resolve(settle: Callable[..., None], result: object) -> None:
-            if not answer.done():
-                settle(result)
+        answer: Future[_Answer] = Future()
 
         def give() -> None:
-            try:
-                self._loop.call_soon_threadsafe(resolve, answer.set_result, question(self.engine))
-            except Exception as error:
-                self._loop.call_soon_threadsafe(resolve, answer.set_exception, error)
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(question(self.engine))
+                except Exception as error:
+                    answer.set_exception(error)
 
         self._post(give)
-        return await answer
+        return await asyncio.wrap_future(answer)
 
     def _count_out(self, ticket: EngineRequest) -> None:
         """Stop counting it as posted: aborted, or counted by the engine from now on. In either thread."""

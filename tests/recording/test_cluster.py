@@ -13,7 +13,7 @@ from clusters import cluster_of, one_dies, one_odd, rank_run
 from support import training_run
 from tonnage.errors import BadRecording, OutputExists
 from tonnage.recording import ClusterRecording, open_cluster, open_recording, write_cluster, write_recording
-from tonnage.recording.cluster_store import _spans
+from tonnage.recording.cluster import _spans
 
 
 @pytest.fixture

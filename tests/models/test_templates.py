@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadModel
-from tonnage.models.expressions import evaluate, names_in
+from tonnage.models.templates import evaluate, names_in
 
 VALUES = {"a": 12, "b": 5, "part.c": 2, "words": ["x", "y"], "nothing": None, "ratio": 2.5, "name": "gated-gelu"}
 

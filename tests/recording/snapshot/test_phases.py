@@ -3,7 +3,7 @@
 import pytest
 
 from snapshots import BACKWARD, FORWARD, INIT, MAIN, MODULE, MOVE, TORCH, UPDATE, frame
-from tonnage.recording.snapshot.origins import Origin, origin_of
+from tonnage.recording.snapshot.phases import Origin, origin_of
 from tonnage.recording.snapshot.schema import Frame
 
 CPP = "??"
