@@ -33,7 +33,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A source of three rows in place of a real one, of which Tonnage says 100 bytes; results are kept in a folder of its own."""
     from collections import Counter
 
-    source = SimpleNamespace(title="T", where="W", rivals={}, asked=[], says=100)
+    source = SimpleNamespace(title="T", where="W", rivals={}, asked=[], says=100, slow=lambda row: False)
     rows = [Row(name, "h100", "2.6", {}, measured=100) for name in "abc"]
     source.read = lambda: Reading(rows, Counter({"no figure": 2}))
     source.predict = lambda row: source.asked.append(row.name) or Prediction(source.says, True)
@@ -62,3 +62,11 @@ def test_a_prediction_that_changed_is_named(made_up: SimpleNamespace) -> None:
 def test_a_sample_keeps_nothing(made_up: SimpleNamespace, tmp_path: Path) -> None:
     assert len(league.judged("made_up", 2, resume=False)["rows"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slow_row_is_in_no_sample(made_up: SimpleNamespace) -> None:
+    league.judged("made_up", None, resume=False)
+    made_up.asked.clear()
+    made_up.slow = lambda row: row.name == "a"
+    assert league.changed("made_up", 3) == []
+    assert made_up.asked == ["b", "c"]
