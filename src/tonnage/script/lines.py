@@ -83,7 +83,7 @@ class LineFinder:
             if name[2] is not None and (told := name[2].get(code.co_name)):
                 phase = min(phase or told, told, key=self._ranks.__getitem__)
             frame = frame.f_back
-        key = (*seen, phase)
+        key: tuple[str | int, ...] = (*seen, phase)
         found = self._places.get(key)
         if found is None:
             found = self._places[key] = self._place(innermost, phase)
