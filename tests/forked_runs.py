@@ -17,46 +17,73 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Heavy parts of torch that most scripts import.
+# Heavy parts of torch that most scripts import, and what each command that is run here loads of Tonnage and rich.
 PRELOADED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo", "torch.utils.data")
-_READ_AT_START = ("PYTHON", "TORCH", "OMP_", "MKL_", "LD_", "CUDA", "TRITON", "TONNAGE", "HOME", "XDG_", "TMPDIR")
+PRELOADED += tuple(f"tonnage.commands.{name}" for name in ("app", "certify", "explain", "run"))
+PRELOADED += ("tonnage.clock.step", "tonnage.explain", "tonnage.models", "tonnage.report.runs.terminal", "rich.console")
+_READ_AT_START = (
+    "PYTHON",
+    "TORCH",
+    "OMP_",
+    "MKL_",
+    "LD_",
+    "LC_",
+    "CUDA",
+    "TRITON",
+    "TONNAGE",
+    "HOME",
+    "XDG_",
+    "TMPDIR",
+)
 
 
 def run_forked(
-    tonnage: Path, words: list[str], *, timeout_s: float, fresh: bool = False, **options: Any
+    tonnage: Path,
+    words: list[str],
+    *,
+    timeout_s: float,
+    fresh: bool = False,
+    of_many: bool = False,
+    joined: bool = False,
+    **options: Any,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `tonnage WORDS` and return its outcome.
+    """Run `tonnage WORDS` and return its outcome; `joined` puts both streams into one, in the order of what was written.
 
     A run with other options of subprocess.run than `env` and `cwd` has a Python of its own, and so has one that asks for it
-    with `fresh`.
+    with `fresh`. One of many with the same environment says so: these are forks of a process that has that environment.
     """
     environment = dict(options.get("env") or os.environ)
     differing = {name for name, _ in os.environ.items() ^ environment.items() if name.startswith(_READ_AT_START)}
-    if fresh or differing - {"PYTHONPATH"} or options.keys() - {"env", "cwd"}:
-        command = [str(tonnage), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
-    return _starter(tonnage).run(words, environment, Path(options.get("cwd") or Path.cwd()), timeout_s)
+    differing -= {"PYTHONPATH"}
+    if fresh or (differing and not of_many) or options.keys() - {"env", "cwd"}:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if joined else subprocess.PIPE}
+        return subprocess.run([str(tonnage), *words], **streams, text=True, timeout=timeout_s, **options)
+    starter = _starter(tonnage, tuple((name, environment.get(name)) for name in sorted(differing)))
+    return starter.run(words, environment, Path(options.get("cwd") or Path.cwd()), timeout_s, joined=joined)
 
 
 class _Starter:
     """The process that forks, and the socket to it. It ends when the socket is closed: with this process."""
 
-    def __init__(self, tonnage: Path) -> None:
+    def __init__(self, tonnage: Path, differing: tuple[tuple[str, str | None], ...]) -> None:
         self.tonnage = tonnage
+        known = os.environ | {name: value for name, value in differing if value is not None}
+        known = {name: value for name, value in known.items() if (name, None) not in differing}
         self._socket, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_own:
             # -P: the folder of this file is not on the scripts' path.
             command = [str(tonnage.with_name("python")), "-P", __file__, str(its_own.fileno()), str(tonnage)]
-            self._process = subprocess.Popen(command, pass_fds=[its_own.fileno()], stdin=subprocess.DEVNULL)
+            descriptors = [its_own.fileno()]
+            self._process = subprocess.Popen(command, env=known, pass_fds=descriptors, stdin=subprocess.DEVNULL)
 
     def run(
-        self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float
+        self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float, *, joined: bool
     ) -> "subprocess.CompletedProcess[str]":
         """Fork one run and wait for it. Several may be under way at once."""
         told, telling = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with told, contextlib.ExitStack() as opened:
-            files = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-            request, output, errors = files
+            request, output, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            files = [request, output, output if joined else errors]
             request.write(json.dumps({"words": words, "env": env, "cwd": str(cwd)}).encode())
             request.seek(0)
             with telling:
@@ -68,7 +95,9 @@ class _Starter:
             except TimeoutError:
                 os.killpg(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired([str(self.tonnage), *words], timeout_s) from None
-            said = [Path(f"/proc/self/fd/{file.fileno()}").read_text() for file in (output, errors)]
+            said = [Path(f"/proc/self/fd/{file.fileno()}").read_text() for file in files[1:]]
+            if joined:
+                said[1] = ""
         return subprocess.CompletedProcess([str(self.tonnage), *words], status, *said)
 
 

@@ -99,6 +99,8 @@ def run(group: Group, lanes: int, probes: dict[str, str], *, slow: bool = False)
     # Each process has its share of the cores, rather than all of them fighting for all.
     threads = str(max(1, (os.cpu_count() or 1) // lanes))
     environment = os.environ | {"OMP_NUM_THREADS": threads} | probes
+    # The tests start hundreds of processes: without bytecode, each of them would compile the package anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began_s = time.monotonic()
     marked = "not gpu and slow" if slow else "not gpu and not slow"
     command = [sys.executable, "-m", "pytest", "-m", marked, "-o", f"cache_dir=.pytest_cache/{number}"]

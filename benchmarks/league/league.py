@@ -74,7 +74,7 @@ def changed(name: str, count: int) -> list[str]:
     from rows import sample
 
     source, before = importlib.import_module(f"sources.{name}").SOURCE, {row["name"]: row for row in kept(name)}
-    rows = sample([row for row in source.read().rows if row.name in before], count)
+    rows = sample([row for row in source.read().rows if row.name in before and not source.slow(row)], count)
     words = []
     for row in rows:
         said, old = source.predict(row), before[row.name]

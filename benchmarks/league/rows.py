@@ -58,6 +58,8 @@ class Source:
     predict: Callable[[Row], Prediction]
     # Other predictors that are run here, by name; published predictions are in the rows.
     rivals: Mapping[str, Callable[[Row], Prediction]] = field(default_factory=dict)
+    # Rows whose library computes for minutes on the host before anything is on the card: no sample to check has them.
+    slow: Callable[[Row], bool] = lambda row: False
 
 
 def sample(rows: Sequence[Row], count: int, seed: int = 20) -> list[Row]:

@@ -11,8 +11,8 @@ import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType
+from typing import NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _RUNNER = os.path.join(_OURS, "script", "running.py")  # frames below it started us, and are not the script's
@@ -65,39 +65,45 @@ class LineFinder:
         # phase. Keyed by file instead of code object, because some code objects of torch.compile are not hashable.
         self._files: dict[str, tuple[str, bool, dict[str, str] | None]] = {}
         self._ranks = {phase: rank for rank, phase in enumerate(_phases())}
-        self._places: dict[tuple[str | int, ...], ScriptPlace] = {}
+        self._places: dict[tuple[str | int, ...], tuple[ScriptPlace, list[CodeType]]] = {}
 
     def find(self, frame: FrameType | None) -> ScriptPlace:
         """Return the place of this stack of frames."""
-        files = self._files
-        seen: list[Any] = []
+        # An instruction's number is there to read, where its line would be decoded from a table each time. Stacks are told
+        # apart by their code objects' ids, which are not used again: `_places` keeps the code objects.
+        files, innermost = self._files, frame
+        seen: list[int] = []
         phase = ""
-        while frame is not None and (file := frame.f_code.co_filename) != _RUNNER:
+        while frame is not None and (file := (code := frame.f_code).co_filename) != _RUNNER:
             name = files.get(file)
             if name is None:
                 name = files[file] = self._name(file)
             if name[0]:
-                seen += (file, frame.f_lineno)
-            if name[2] is not None and (told := name[2].get(frame.f_code.co_name)):
+                seen += (id(code), frame.f_lasti)
+            if name[2] is not None and (told := name[2].get(code.co_name)):
                 phase = min(phase or told, told, key=self._ranks.__getitem__)
             frame = frame.f_back
-        key = (*seen, phase)
-        place = self._places.get(key)
-        if place is None:
-            place = self._places[key] = self._place(seen[::2], seen[1::2], phase)
+        key: tuple[str | int, ...] = (*seen, phase)
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = self._place(innermost, phase)
+        place = found[0]
         self.last = place.line or self.last
         return place
 
-    def _place(self, files: list[str], numbers: list[int], phase: str) -> ScriptPlace:
+    def _place(self, frame: FrameType | None, phase: str) -> tuple[ScriptPlace, list[CodeType]]:
         """Build a place; for generated code, the script's line behind it counts, if there is one."""
-        line, stack = "", []
-        for file, number in zip(files, numbers, strict=True):
+        line, stack, codes = "", [], []
+        while frame is not None and (file := frame.f_code.co_filename) != _RUNNER:
             name, is_own, _ = self._files[file]
-            made_from = self.source_of(file, number) if self.source_of and is_own else None
-            if at := f"{name}:{number}" if made_from is None else made_from[0]:
-                stack.append(at)
-                line = line or (at if is_own else "")
-        return ScriptPlace(line, tuple(stack), phase)
+            if name:
+                codes.append(frame.f_code)
+                made_from = self.source_of(file, frame.f_lineno) if self.source_of and is_own else None
+                if at := f"{name}:{frame.f_lineno}" if made_from is None else made_from[0]:
+                    stack.append(at)
+                    line = line or (at if is_own else "")
+            frame = frame.f_back
+        return ScriptPlace(line, tuple(stack), phase), codes
 
     def is_own(self, path: str) -> bool:
         """Whether a file is the script's."""
