@@ -20,11 +20,15 @@ from coverage import Coverage, CoverageData
 
 _LEFT_INSIDE = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match)
 
+_TRACED = (
+    "fit/techniques/recompute.py",
+)  # by torch.compile, as a part of the blocks of a model: a probe would end its graph
+
 
 def prepare(package: Path, folder: Path) -> dict[str, str]:
     """Compile the modules of `package` with probes into `folder`; return the environment in which Python loads them."""
     blocks: list[tuple[str, list[int]]] = []
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(set(package.rglob("*.py")) - {package / name for name in _TRACED}):
         tree = ast.parse(path.read_bytes())
         for suite in list(_suites(tree)):
             _probe(suite, str(path), blocks)

@@ -312,14 +312,9 @@ def test_the_inspector_of_the_protocol_is_content(project: Path) -> None:
     """It checks every answer against the protocol's schema."""
 
     def inspect(*words: str) -> dict:
-        call = [
-            "npx",
-            "--yes",
-            "@modelcontextprotocol/inspector",
-            "--cli",
-            "-e",
-            f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
-        ]
+        call = ["npx", "--yes", "@modelcontextprotocol/inspector", "--cli"]
+        if paths := os.environ.get("PYTHONPATH"):
+            call += ["-e", f"PYTHONPATH={paths}"]
         server = [sys.executable, "--", "-m", "tonnage", "mcp", "--folder", str(project)]
         done = subprocess.run([*call, *server, *words], capture_output=True, text=True, timeout=300, check=False)
         if "npm error" in done.stderr:

@@ -81,10 +81,8 @@ def test_a_built_library_that_others_can_write_is_not_loaded(tmp_path: Path) -> 
 def test_a_library_of_somebody_else_is_not_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lies where the one that would be built is looked for."""
     pytest.importorskip("torch")
-    monkeypatch.setattr("tonnage.virtual.loading._fingerprint", lambda root: "planted")
-    planted = cache_folder() / "tonnage-planted.so"
-    planted.touch(mode=0o755)
-    os.chown(planted, STRANGER, -1)
+    monkeypatch.setattr("tonnage.virtual.loading._build", lambda root, target: target.touch(mode=0o755))
+    os.chown(native_library(torch_root()), STRANGER, -1)
     with pytest.raises(MissingPart, match=f"belongs to user {STRANGER}"):
         native_library(torch_root())
 

@@ -4,6 +4,7 @@ A probe writes a byte into a file that all processes map, so nothing is written 
 ran counts too.
 """
 
+import builtins
 import marshal
 import mmap
 import os
@@ -12,25 +13,21 @@ from importlib.machinery import PathFinder, SourcelessFileLoader
 
 # Not a loader of sources: pytest compiles those of its plugins' packages anew, to rewrite their assertions.
 class _ProbedLoader(SourcelessFileLoader):
-    """Gives a module its code with probes, and the mapped bytes that they write to."""
+    """Gives a module its code with probes."""
 
-    def __init__(self, fullname, path, code, hits):
+    def __init__(self, fullname, path, code):
         super().__init__(fullname, path)
-        self._code, self._hits = code, hits
+        self._code = code
 
     def get_code(self, fullname):
         with open(self._code, "rb") as file:
             return marshal.load(file)
 
-    def exec_module(self, module):
-        module.__dict__["__hits__"] = self._hits
-        super().exec_module(module)
-
 
 def _install(folder):
     """Have PathFinder, which pytest and its own finder ask too, name the loader above."""
     with open(os.path.join(folder, "hits"), "r+b") as file:
-        hits = mmap.mmap(file.fileno(), 0)
+        builtins.__hits__ = mmap.mmap(file.fileno(), 0)  # found from any module, and by `python -m`
     find_spec = PathFinder.find_spec
 
     def find_probed(cls, fullname, path=None, target=None):
@@ -38,7 +35,7 @@ def _install(folder):
         if spec and spec.origin and fullname.partition(".")[0] == "tonnage":
             code = os.path.join(folder, spec.origin.replace(os.sep, "+"))
             if os.path.exists(code):
-                spec.loader = _ProbedLoader(fullname, spec.origin, code, hits)
+                spec.loader = _ProbedLoader(fullname, spec.origin, code)
         return spec
 
     PathFinder.find_spec = classmethod(find_probed)

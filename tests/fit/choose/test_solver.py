@@ -129,9 +129,15 @@ def test_micro_batches_and_slices_both_divide_the_batch() -> None:
 
 
 def test_what_may_not_be_divided_is_one_batch_in_one_piece() -> None:
-    found = list(layouts(SIZES, 4, sliceable=False, divisible=False))
+    smaller = {rows: size for rows, size in SIZES.items() if rows < 4}
+    found = list(layouts(smaller, 4, sliceable=False, divisible=False))
     assert {(layout.rows, layout.micro_batches) for layout in found} == {(4, 1)}
-    assert not any(layout.sliced for layout in found if layout.slices > 1)
+    assert found and not any(layout.sliced for layout in found)
+
+
+def test_nothing_is_scaled_to_a_batch_whose_size_is_known() -> None:
+    """What does not grow with the rows, a position bias say, would count twice."""
+    assert list(layouts(SIZES, 4, sliceable=False, divisible=False)) == [BatchLayout(rows=4, micro_batches=1)]
 
 
 def _modes(size: SizeProfile, layout: BatchLayout) -> dict[str, BlockProfile]:

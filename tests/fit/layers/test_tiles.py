@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.layers.tiles import mixes_rows, row_slices, tile_forward
+from tonnage.fit.layers.tiles import mixes_rows, tile_forward
+from tonnage.fit.stepping.batches import row_slices
 
 
 class Gated(nn.Module):

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from fit.survey.test_survey_sizes import size
 from tonnage.fit.survey.profile import BlockProfile
 from tonnage.fit.survey.survey import KEEP, Survey
+from tonnage.fit.techniques.recompute import Recompute
 
 
 class Counted(Survey):
@@ -82,3 +83,19 @@ def test_blocks_that_are_not_compiled_are_measured_once() -> None:
     survey.detail(8)
     assert survey.is_detailed(8)
     assert not survey.eager_modes(8, {"part:mlp", "part:attn"})
+
+
+def test_a_block_that_computes_a_part_twice_is_never_faster_than_one_that_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A card that idled while code was compiled has a higher clock, and the mode measured then looked faster."""
+    kept = replace(size(8).kept("0"), forward_s=1.0, backward_s=2.0)
+    half = replace(kept, kept_bytes=kept.kept_bytes // 2)
+    measured = iter([kept, replace(half, forward_s=0.9, backward_s=1.8), replace(half, backward_s=2.5)])
+    monkeypatch.setattr("tonnage.fit.survey.measuring.measure_block", lambda meter, call: next(measured))
+    monkeypatch.setattr(Recompute, "apply", lambda self, training: lambda: None)
+    survey: Any = SimpleNamespace(meter=None, training=None)
+    ways = Survey._measure_modes(survey, "0", cast(Any, None), ["part:mlp", "part:attn"])
+    seconds = {mode: way.forward_s + way.backward_s for mode, way in ways.items()}
+    assert seconds[KEEP] == 3.0 < seconds["part:mlp"] < 3.01
+    assert seconds["part:attn"] == 3.5

@@ -125,11 +125,11 @@ def solve(
 def layouts(
     sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool
 ) -> Iterator[BatchLayout]:
-    """Yield measured sizes as micro-batches or slices; if neither is allowed, scaled to the whole batch."""
+    """Yield sizes as micro-batches or slices; if neither is allowed and the whole batch is not among them, scaled to it."""
     for rows in sorted(sizes):
         if divisible or rows == batch_rows:
             yield BatchLayout(rows=rows, micro_batches=-(-batch_rows // rows))
-        if rows < batch_rows:
+        if rows < batch_rows and (sliceable or batch_rows not in sizes):
             yield BatchLayout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
 
 

@@ -10,7 +10,6 @@ import types
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tonnage.fit.modules import dropouts
+from tonnage.fit.stepping.batches import row_slices
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo, set_attributes
 from tonnage.fit.virtual import on_virtual_gpu
@@ -125,13 +125,6 @@ class Tiled(torch.autograd.Function):
         found = iter(sums)
         to_x = None if x_gradient is None else x_gradient.view(x.shape)
         return (None, None, to_x, *(next(found) if needed else None for needed in needs_parameters))
-
-
-def row_slices(rows: int, slices: int) -> list[slice]:
-    """Return slices of nearly equal size, the longer ones first, none empty."""
-    count = min(rows, slices)
-    size, longer = divmod(rows, count or 1)
-    return [slice(*edges) for edges in pairwise(size * index + min(index, longer) for index in range(count + 1))]
 
 
 def _shaped(rows: Tensor, dimensions: int) -> Tensor:

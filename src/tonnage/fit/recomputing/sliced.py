@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tonnage.fit.layers.tiles import row_slices
 from tonnage.fit.recomputing.remembered import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import Forward, ForwardCall, Gradients, Rerun, without_cache
 from tonnage.fit.recomputing.trial import left_alone
+from tonnage.fit.stepping.batches import row_slices
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu

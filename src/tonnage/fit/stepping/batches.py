@@ -54,6 +54,13 @@ class MicroBatch:
         return torch.where(self.weight == 0, torch.zeros_like(loss), loss * self.weight.to(loss))
 
 
+def row_slices(rows: int, slices: int) -> list[slice]:
+    """Return slices of nearly equal size, the longer ones first, none empty."""
+    count = min(rows, slices)
+    size, longer = divmod(rows, count or 1)
+    return [slice(*edges) for edges in pairwise(size * index + min(index, longer) for index in range(count + 1))]
+
+
 def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[MicroBatch]:
     """Split the batch into `parts` micro-batches of nearly equal size, at most one per row.
 
