@@ -23,11 +23,16 @@ class _ProbedLoader(SourcelessFileLoader):
         with open(self._code, "rb") as file:
             return marshal.load(file)
 
+    def exec_module(self, module):
+        # torch.compile, which traces some of them, knows globals, and refuses what is among the builtins.
+        module.__dict__["__hits__"] = builtins.__hits__
+        super().exec_module(module)
+
 
 def _install(folder):
     """Have PathFinder, which pytest and its own finder ask too, name the loader above."""
     with open(os.path.join(folder, "hits"), "r+b") as file:
-        builtins.__hits__ = mmap.mmap(file.fileno(), 0)  # found from any module, and by `python -m`
+        builtins.__hits__ = mmap.mmap(file.fileno(), 0)  # for `python -m`, whose globals are new
     find_spec = PathFinder.find_spec
 
     def find_probed(cls, fullname, path=None, target=None):
