@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -212,13 +213,14 @@ def _build(torch_root: Path, target: Path) -> None:
     linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
 
     def run(commands: dict[str, list[str]]) -> None:
-        """Run the compiler several times at once."""
+        """Run the compiler on as many cores as there are: each takes half a gigabyte."""
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        for what, job in {what: subprocess.Popen(command, **pipes) for what, command in commands.items()}.items():
-            output, _ = job.communicate()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = pool.map(lambda command: subprocess.run(command, **pipes), commands.values())
+        for what, job in zip(commands, jobs, strict=True):
             if job.returncode:
                 raise MissingPart(
-                    f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
+                    f"The virtual GPU's native half did not compile ({what}):\n{job.stdout[-2000:]}",
                     hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or "
                     "later.",
                 )
