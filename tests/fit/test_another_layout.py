@@ -1,4 +1,4 @@
-"""A step that is slower than predicted: another layout is tried if it promises more, and kept if it holds that."""
+"""A step that is slower than predicted: another solution is tried if it promises more, and kept if it holds that."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,8 @@ class Layout(str):
 
 def solution(layout: str, step_s: float) -> Any:
     """A solution whose blocks take four fifths of a step."""
-    return SimpleNamespace(layout=Layout(layout), step_s=step_s, choice=SimpleNamespace(micro_batch_s=0.4 * step_s))
+    choice = SimpleNamespace(micro_batch_s=0.4 * step_s, modes=["part:mlp"])
+    return SimpleNamespace(layout=Layout(layout), step_s=step_s, profiled_rows=4, choice=choice)
 
 
 def seen(step_s: float | None, reserved: int = 90) -> Rehearsed:
@@ -27,14 +28,22 @@ def seen(step_s: float | None, reserved: int = 90) -> Rehearsed:
 class Trying(Fitting):
     """What is supposed, what was measured of it, and how each solution runs when it is tried."""
 
-    def __init__(self, supposed: Any, known: Any, *, pace: float = 1.0, **runs: Rehearsed) -> None:
-        self.supposed, self.known, self.runs = supposed, known, runs
+    def __init__(
+        self, supposed: Any, known: Any, *, pace: float = 1.0, charges: bool = False, **runs: Rehearsed
+    ) -> None:
+        self.supposed, self.known, self.runs, self.charges = supposed, known, runs, charges
         self.training: Any = SimpleNamespace(ranks=None)
         self.request: Any = SimpleNamespace(budget_bytes=BUDGET)
-        self.survey: Any = SimpleNamespace(rehearsal_pace=pace)
+        self.survey: Any = SimpleNamespace(rehearsal_pace=pace, charge=self._charge)
         self.compiled, self.tried = False, list[str]()
+        self.charged, self.without = list[float](), list[Any]()
+
+    def _charge(self, rows: int, modes: list[str], delay_s: float) -> bool:
+        self.charged.append(delay_s)
+        return self.charges
 
     def _solve(self, budget_bytes: int, **among: Any) -> Any:
+        self.without.append(among["without"])
         return self.supposed
 
     def _fastest(self, budget_bytes: int, **options: Any) -> Any:
@@ -90,3 +99,24 @@ def test_a_rehearsed_step_is_compared_at_the_pace_of_rehearsals() -> None:
     assert fitting._try_another_layout(WHOLE, seen(0.240), BUDGET)[0] is parts
     fitting = Trying(parts, parts, pace=0.875)
     assert fitting._try_another_layout(WHOLE, seen(0.226), BUDGET)[0] is WHOLE and not fitting.compiled
+
+
+def test_parts_that_are_recomputed_are_charged_with_the_delay_of_a_micro_batch() -> None:
+    fitting = Trying(solution("parts", 0.200), solution("parts", 0.200), charges=True, parts=seen(0.201))
+    assert fitting._try_another_layout(WHOLE, seen(0.290), BUDGET)[0].layout == "parts"
+    assert fitting.charged == pytest.approx([0.040 / 2])
+    assert fitting.without == [None], "the layout is not to blame"
+
+
+def test_what_is_tried_instead_may_be_misjudged_too() -> None:
+    parts, block, offload = solution("parts", 0.200), solution("block", 0.220), solution("offload", 0.229)
+    promises = iter([parts, block, offload])
+    fitting = Trying(None, None, parts=seen(0.240), block=seen(0.230))
+
+    def charge(rows: int, modes: list[str], delay_s: float) -> bool:
+        fitting.supposed = fitting.known = next(promises)
+        return True
+
+    fitting.survey.charge = charge
+    assert fitting._try_another_layout(WHOLE, seen(0.290), BUDGET) == (block, seen(0.230))
+    assert fitting.tried == ["-", "parts", "-", "block"], "a hundredth of a step is worth no change"

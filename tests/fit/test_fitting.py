@@ -67,6 +67,16 @@ def test_a_budget_below_the_parameters_says_the_smallest_that_then_does(found: d
     assert small["measured"] <= small["smallest"]
 
 
+def test_steps_taken_before_a_training_is_fitted_again_count_after_it(found: dict[str, Any]) -> None:
+    large, small = found["fitted again"]["in turn"]
+    assert "host-states" not in large["techniques"] and "host-states" in small["techniques"]
+    assert large["steps"] == [] and small["steps"] == [2], "a rehearsal neither steps nor forgets"
+    for fit in (large, small):
+        assert fit["rehearsed"] <= fit["budget"]
+        assert not fit["left out"]
+    assert found["fitted again"]["plain"]
+
+
 def test_without_host_memory_nothing_is_moved_there(found: dict[str, Any]) -> None:
     with_host, without = found["no host memory"]["8 GiB"], found["no host memory"]["0"]
     assert with_host["fits"] and with_host["host_bytes"] > 0

@@ -35,6 +35,7 @@ def main(directory: str, *models: str) -> None:
             "fits": {name: _fit(name) for name in models},
             "carried": {name: _carried(name, share, Path(directory)) for name, share in CARRIED.items()},
             "too small": _too_small(),
+            "fitted again": _fitted_again(),
             "problems": {name: _problem(provoke) for name, provoke in _PROBLEMS.items()},
         }
     print(json.dumps(found))
@@ -222,6 +223,30 @@ def is_plain(model: Any, optimizer: Any) -> bool:
     unhooked = all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     caching = getattr(getattr(model, "config", None), "use_cache", True)
     return untouched and unhooked and caching and "step" not in optimizer.__dict__
+
+
+def _fitted_again() -> dict[str, Any]:
+    """To a budget that needs host memory, after steps."""
+    import tonnage
+
+    model, optimizer, batch, loss = _training(short_llama)
+    fitted = tonnage.fit(model, optimizer, loss=loss, sample=batch, budget="1 GiB", host="8 GiB")
+    found = []
+    for budget in (1 << 30, HOST_DECIDES_BYTES):
+        fitted = fitted.refit(budget)
+        found.append(
+            {
+                "budget": budget,
+                "rehearsed": fitted.measured.peak_reserved_bytes,
+                "techniques": [technique.name for technique in fitted.techniques],
+                "left out": fitted.left_out,
+                "steps": sorted({int(state["step"]) for state in optimizer.state_dict()["state"].values()}),
+            }
+        )
+        for _ in range(2):
+            fitted.step(batch)
+    fitted.undo()
+    return {"in turn": found, "plain": is_plain(model, optimizer)}
 
 
 def _too_small() -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Fitting(Stages):
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
+        self.fresh = not self.training.optimizer.state  # states of steps taken since then are the training's own
         asked = self.request
         gpu_bytes = asked.budget_bytes if budget is None else budget_bytes(budget, self.meter.free_bytes())
         host_free_bytes = asked.host_bytes if host is None else free_host_bytes()
@@ -226,19 +227,31 @@ class Fitting(Stages):
     def _try_another_layout(
         self, solution: Solution, measured: Rehearsed | None, budget_bytes: int
     ) -> tuple[Solution, Rehearsed | None]:
-        """If a step is slower than predicted, try the fastest solution with another layout if that promises more."""
-        if measured is None or measured.step_s is None or self.training.ranks is not None:
-            return solution, measured
-        if measured.step_s <= (1 + _MISJUDGED) * self._rehearsal_s(solution):
-            return solution, measured
-        worth_s = (1 - _WORTHWHILE) * measured.step_s
-        supposed = self._solve(budget_bytes, without=solution.layout)
-        if supposed is None or self._rehearsal_s(supposed) > worth_s:
-            return solution, measured  # before anything is compiled for it
-        other = self._fastest(budget_bytes, resort=False, without=solution.layout)
-        if other is None or self._rehearsal_s(other) > worth_s:
-            return solution, measured
-        return self._exchange(solution, other, worth_s)
+        """If a step is slower than predicted, try the fastest other solution if that promises more.
+
+        Parts that are recomputed are charged with the delay. If there are none, the layout is to blame, and left out.
+        """
+        for _ in range(_ROUNDS):
+            if measured is None or measured.step_s is None or self.training.ranks is not None:
+                break
+            predicted_s = self._rehearsal_s(solution)
+            if measured.step_s <= (1 + _MISJUDGED) * predicted_s:
+                break
+            worth_s = (1 - _WORTHWHILE) * measured.step_s
+            delay_s = (measured.step_s - predicted_s) / self.survey.rehearsal_pace / solution.layout.micro_batches
+            charged = self.survey.charge(solution.profiled_rows, solution.choice.modes, delay_s)
+            without = None if charged else solution.layout
+            supposed = self._solve(budget_bytes, without=without)
+            if supposed is None or self._rehearsal_s(supposed) > worth_s:
+                break  # before anything is compiled for it
+            other = self._fastest(budget_bytes, resort=False, without=without)
+            if other is None or self._rehearsal_s(other) > worth_s:
+                break
+            before = solution
+            solution, measured = self._exchange(solution, other, worth_s)
+            if solution is before or not charged:
+                break
+        return solution, measured
 
     def _rehearsal_s(self, solution: Solution) -> float:
         """Return the predicted seconds of a rehearsed step, whose blocks compute faster than a real one's."""

@@ -19,6 +19,7 @@ from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.master_weights import MasterWeights
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.step_in_backward import StepInBackward
+from tonnage.fit.training import Training
 
 SETS: dict[str, list[Technique]] = {
     "plain": [],
@@ -48,17 +49,27 @@ def test_a_fresh_training_goes_on_as_if_nothing_had_been(techniques: list[Techni
     assert all(torch.equal(tensor, expected[name]) for name, tensor in rehearsed.model.state_dict().items())
 
 
-def test_an_optimizer_that_was_stepped_before_is_not_stepped() -> None:
-    training = build_training(llama)
-    take_step(training, training.sample)
-    states = {p: {k: v.clone() for k, v in state.items()} for p, state in training.optimizer.state.items()}
-    with nothing_moves(training, fresh=False):
+@pytest.mark.parametrize("techniques", SETS.values(), ids=SETS)
+def test_an_optimizer_that_was_stepped_before_is_not_stepped(techniques: list[Technique]) -> None:
+    rehearsed, straight = (build_training(llama, dtype=torch.float32) for _ in range(2))
+    for training in (rehearsed, straight):
+        for technique in techniques:
+            technique.apply(training)
         take_step(training, training.sample)
-    for parameter, state in training.optimizer.state.items():
-        assert all(torch.equal(value, states[parameter][name]) for name, value in state.items())
-    assert training.optimizer.param_groups[0]["lr"] == 1e-3
-    take_step(training, training.sample)
-    assert all(state["step"] == 2 for state in training.optimizer.state.values())
+    with nothing_moves(rehearsed, fresh=False):
+        take_step(rehearsed, rehearsed.sample)
+    assert rehearsed.optimizer.param_groups[0]["lr"] == 1e-3
+    for training in (rehearsed, straight):
+        take_step(training, training.sample)
+    for rehearsed_tensor, expected in zip(*map(values, (rehearsed, straight)), strict=True):
+        assert torch.equal(rehearsed_tensor, expected)
+
+
+def values(training: Training) -> list[Tensor]:
+    """The parameters, and the optimizer's states by their state dict."""
+    states = training.optimizer.state_dict()["state"]
+    held = [value for key in sorted(states) for _, value in sorted(states[key].items()) if isinstance(value, Tensor)]
+    return [*training.model.state_dict().values(), *held]
 
 
 def test_random_numbers_are_drawn_as_without_it() -> None:

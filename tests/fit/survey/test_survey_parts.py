@@ -99,3 +99,18 @@ def test_a_block_that_computes_a_part_twice_is_never_faster_than_one_that_keeps_
     seconds = {mode: way.forward_s + way.backward_s for mode, way in ways.items()}
     assert seconds[KEEP] == 3.0 < seconds["part:mlp"] < 3.01
     assert seconds["part:attn"] == 3.5
+
+
+def test_a_delay_is_charged_to_the_parts_that_were_recomputed() -> None:
+    survey = Counted([])
+    assert not survey.charge(8, ["block", "block"], 1.0), "nothing was measured in parts"
+    survey.detail(8)
+    before = {mode: way.backward_s for mode, way in survey._ways_at[8]["Block|a"].items()}
+    survey.sizes[4] = replace(size(4), kinds=survey.sizes[8].kinds, blocks=survey.sizes[8].blocks)
+    assert not survey.charge(8, [KEEP, KEEP], 1.0)
+    assert survey.charge(4, ["part:mlp", "part:mlp"], 1.0)
+    ways = survey._ways_at[8]["Block|a"]
+    charged = {mode: way.backward_s - before[mode] for mode, way in ways.items()}
+    assert charged == pytest.approx({KEEP: 0, "part:mlp": 1.0, "part:attn": 0}), "half of it, at twice the rows"
+    (kept,) = survey.sizes[8].blocks.values()
+    assert kept["part:mlp"].backward_s == ways["part:mlp"].backward_s

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from tonnage.fit.checks import check_finite
 from tonnage.fit.modules import undisturbed
-from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
+from tonnage.fit.stepping.host_step import PiecewiseStep
+from tonnage.fit.stepping.parameter_step import Group, State, Step, parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.pieces import StatePiece
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.survey.meter import GpuMeter
@@ -30,7 +31,7 @@ class Rehearsed:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     stepped: bool  # whether the optimizer took part
-    step_s: float | None = None  # of a whole step on a real card, after warm-up
+    step_s: float | None = None  # on a real card, after warm-up; without the optimizer if that has stepped before
 
     @property
     def words(self) -> str:
@@ -52,15 +53,14 @@ def rehearse(
             take_step(training, batch)  # compiles what is not compiled yet
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(meter.device)
-        whole = fresh and from_the_first
-        for _ in range(2 if whole else 1):
+        for _ in range(2 if from_the_first else 1):
             torch.cuda.synchronize(meter.device)
             began_s = perf_counter()
             take_step(training, batch)
         torch.cuda.synchronize(meter.device)
         step_s = perf_counter() - began_s
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
-    return Rehearsed(*peaks, stepped=fresh, step_s=step_s if whole and not meter.virtual else None)
+    return Rehearsed(*peaks, stepped=fresh, step_s=step_s if from_the_first and not meter.virtual else None)
 
 
 @contextmanager
@@ -89,8 +89,23 @@ def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
         if not fresh:  # states exist already: skip the steps
             stack.callback(set_attributes(optimizer, step=lambda *_, **__: None))
             if why_not_one_by_one(optimizer) is None:
-                stack.callback(set_attributes(parameter_steps(optimizer), function=lambda *_: None))
+                steps = parameter_steps(optimizer)
+                if isinstance(steps.function, PiecewiseStep):  # its states still cross the link, and take room there
+                    stack.callback(set_attributes(steps.function, inner=KeptStates(steps.function.inner)))
+                else:
+                    stack.callback(set_attributes(steps, function=KeptStates(steps.function)))
         yield
+
+
+class KeptStates(Step):
+    """Steps a parameter only if it has no states yet; those that exist stay as they are."""
+
+    def __init__(self, inner: Step) -> None:
+        self.inner = inner
+
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        if not state:
+            self.inner(parameter, gradient, state, group)
 
 
 @contextmanager

@@ -169,6 +169,21 @@ class Survey:
                 self._ways_at[rows][_stem(kind)] = _all_ways(rest, compiled[KEEP]) | compiled
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
+    def charge(self, rows: int, modes: Sequence[str], delay_s: float) -> bool:
+        """Add this delay of a micro-batch to the measured modes among those of its blocks; return whether there are any."""
+        if not self._ways_at:
+            return False
+        nearest = self._nearest_detail(rows)
+        kinds = [_stem(kind) for kind in self.sizes[rows].kinds.values()]
+        ran = [(kind, mode) for kind, mode in zip(kinds, modes, strict=True) if mode != KEEP]
+        charged = {pair for pair in ran if pair[1] in self._ways_at[nearest].get(pair[0], {})}
+        blocks = sum(pair in charged for pair in ran)
+        for kind, mode in charged:
+            ways = self._ways_at[nearest][kind]
+            ways[mode] = replace(ways[mode], backward_s=ways[mode].backward_s + delay_s / blocks * nearest / rows)
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+        return bool(charged)
+
     def is_detailed(self, rows: int) -> bool:
         return rows in self._ways_at
 
@@ -261,9 +276,12 @@ class Survey:
         """Add the modes of the nearest detailed size: a part's share of its block is about constant."""
         if not self._ways_at:
             return size
-        ways = self._ways_at[min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))]
+        ways = self._ways_at[self._nearest_detail(size.rows)]
         blocks = {kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()}
         return replace(size, blocks=blocks)
+
+    def _nearest_detail(self, rows: int) -> int:
+        return min(self._ways_at, key=lambda known: (max(known / rows, rows / known), known))
 
     def _operator_modes(self, block: nn.Module, call: measuring.BlockCall) -> list[str]:
         """Return the fastest choices of saved operators at a few byte levels. A compiled block has none."""
