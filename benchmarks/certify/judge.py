@@ -27,7 +27,7 @@ def predicted(name: str) -> dict[str, Any]:
     from measure import cases
 
     from tonnage.allocator import AllocatorSettings
-    from tonnage.certify.program import ALLOWED
+    from tonnage.certify.program import Op
     from tonnage.certify.replay import live_through
     from tonnage.certify.running import run_training
     from tonnage.hardware import find_cuda_gpu
@@ -49,7 +49,7 @@ def predicted(name: str) -> dict[str, Any]:
     accumulate = int(words[words.index("--accumulate") + 1]) if "--accumulate" in words and script == "text.py" else 1
     for was in [row["uncapped"], *row["capped"]]:
         cap = int(was["cap_gib"] * GIB / gpu.memory_bytes * gpu.memory_bytes) if was["cap_gib"] else -1
-        training.program.operations = type(training.program.operations)("q", [ALLOWED, cap, *plain])
+        training.program.operations = type(training.program.operations)("q", [Op.ALLOWED, cap, *plain])
         lived = live_through(training.program, gpu.memory_bytes, settings)
         said: dict[str, Any] = {
             "allocated": max(lived.allocated_bytes),

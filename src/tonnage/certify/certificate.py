@@ -8,7 +8,7 @@ from math import prod
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
-from tonnage.certify.program import ALLOWED, CALL, PART, TAKE, ProgramPart, RecordedProgram
+from tonnage.certify.program import Op, ProgramPart, RecordedProgram
 from tonnage.certify.replay import Lived, live_through, operations_of
 from tonnage.hardware import Gpu
 
@@ -75,7 +75,7 @@ class Certificate:
     def own_limit_bytes(self) -> int | None:
         """The script's own memory limit, if it is less than the card has."""
         operations = self.program.operations
-        limits = [operations[at + 1] for at in operations_of(operations) if operations[at] == ALLOWED]
+        limits = [operations[at + 1] for at in operations_of(operations) if operations[at] == Op.ALLOWED]
         return limits[-1] if limits and 0 <= limits[-1] < self.gpu.memory_bytes else None
 
     @cached_property
@@ -147,7 +147,7 @@ def certify(program: RecordedProgram, gpu: Gpu, settings: AllocatorSettings) -> 
 def _uncapped(program: RecordedProgram) -> RecordedProgram:
     operations = program.operations[:]
     for at in operations_of(operations):
-        if operations[at] == ALLOWED:
+        if operations[at] == Op.ALLOWED:
             operations[at + 1] = -1
     return replace(program, operations=operations)
 
@@ -165,9 +165,9 @@ def substituted(program: RecordedProgram, donor_of: Callable[[int], int | None])
     # Where each part takes blocks and calls templates.
     spans: list[list[int]] = [[]]
     for at in operations_of(old):
-        if old[at] == PART:
+        if old[at] == Op.PART:
             spans.append([])
-        elif old[at] in (TAKE, CALL):
+        elif old[at] in (Op.TAKE, Op.CALL):
             spans[-1].append(at)
     for number, ours in enumerate(spans):
         donor = donor_of(number)
@@ -178,7 +178,7 @@ def substituted(program: RecordedProgram, donor_of: Callable[[int], int | None])
         for at, other in zip(ours, spans[donor], strict=True):
             if old[at] != old[other]:
                 return None
-            if old[at] == TAKE:
+            if old[at] == Op.TAKE:
                 operations[at + 2] = old[other + 2]
                 continue
             mine, new = (program.templates[old[one + 1]] for one in (at, other))

@@ -11,18 +11,16 @@ from math import prod
 from typing import Any
 
 from tonnage.certify.program import (
-    OUTSIDE,
-    TEMPLATE_GIVE,
-    TEMPLATE_GIVE_ARGUMENT,
-    TEMPLATE_TAKE,
     CannotRepeat,
     Key,
+    Op,
     Owner,
     PendingBackward,
     ProgramPart,
     RecordedCall,
     RecordedProgram,
     Template,
+    TemplateOp,
     TensorLayout,
 )
 from tonnage.recording.records import Allocation
@@ -116,7 +114,7 @@ class Events:
         elif self._template is not None:
             slot = self._template.slots
             self._template.lines.append(self.program.line(line))
-            self._template.events.extend((TEMPLATE_TAKE, slot, size, stream))
+            self._template.events.extend((TemplateOp.TAKE, slot, size, stream))
             self._owners[address] = (self._instance, slot)
         else:
             self._takes += 1
@@ -157,9 +155,9 @@ class Events:
         if self._template is None:
             self._give(owner)
         elif owner[0] == self._instance:
-            self._template.events.extend((TEMPLATE_GIVE, owner[1], 0, 0))
+            self._template.events.extend((TemplateOp.GIVE, owner[1], 0, 0))
         elif owner[0] in self._arguments:
-            self._template.events.extend((TEMPLATE_GIVE_ARGUMENT, self._arguments.index(owner[0]), owner[1], 0))
+            self._template.events.extend((TemplateOp.GIVE_ARGUMENT, self._arguments.index(owner[0]), owner[1], 0))
         else:
             self._template.repeats &= owner[0] < 0  # the script itself drops its own blocks in a replay, too
             self._deferred.append(owner)
@@ -200,7 +198,7 @@ class Events:
         while len(self._by_instance) > 64:
             del self._by_instance[next(iter(self._by_instance))]
         rows = zip(template.events[::4], template.events[1::4], strict=True)
-        dropped = {slot for kind, slot in rows if kind == TEMPLATE_GIVE}
+        dropped = {slot for kind, slot in rows if kind == TemplateOp.GIVE}
         call.left = [slot for slot in range(template.slots) if slot not in dropped]
         return call
 
@@ -302,7 +300,7 @@ class Events:
         outside = sum(self._device.overhead_parts.values())
         if outside != self._outside:
             self._outside = outside
-            self.program.operations.extend((OUTSIDE, outside))
+            self.program.operations.extend((Op.OUTSIDE, outside))
 
     def _root_begins(self, trains: bool, shape: tuple[int, ...], replayed: bool) -> None:
         if trains:

@@ -14,15 +14,14 @@ from typing import Any
 
 from tonnage.certify.events import Events
 from tonnage.certify.program import (
-    ALLOWED,
-    EMPTY,
-    TEMPLATE_EMPTY,
     CannotRepeat,
     Key,
+    Op,
     PendingBackward,
     ProgramPart,
     RecordedCall,
     ResultTree,
+    TemplateOp,
     Unfaithful,
     tensors_within,
 )
@@ -381,14 +380,14 @@ class Memo(Events):
         plain_empty = cuda.empty_cache
 
         def limit(fraction: float, device: Any = None) -> None:
-            operations.extend((ALLOWED, int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1))
+            operations.extend((Op.ALLOWED, int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1))
 
         def empty() -> None:
             self._drain()
             if self._template is None:
-                operations.append(EMPTY)
+                operations.append(Op.EMPTY)
             else:
-                self._template.events.extend((TEMPLATE_EMPTY, 0, 0, 0))
+                self._template.events.extend((TemplateOp.EMPTY, 0, 0, 0))
             plain_empty()
 
         self._patch((cuda, cuda.memory), "set_per_process_memory_fraction", limit)

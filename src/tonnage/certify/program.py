@@ -25,12 +25,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
-TAKE, GIVE, CALL, GIVE_SLOT, PART, EMPTY, OUTSIDE, ALLOWED = range(8)
-TEMPLATE_TAKE, TEMPLATE_GIVE, TEMPLATE_GIVE_ARGUMENT, TEMPLATE_EMPTY = range(4)
 Owner = tuple[int, int]  # (-1, id) for the script's own blocks, (instance, slot) for a call's
 Key = tuple[Any, ...]
 _DEPTH = 8
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+class Op:
+    """The operations of a program."""
+
+    TAKE, GIVE, CALL, GIVE_SLOT, PART, EMPTY, OUTSIDE, ALLOWED = range(8)
+
+
+class TemplateOp:
+    """The events of a template."""
+
+    TAKE, GIVE, GIVE_ARGUMENT, EMPTY = range(4)
 
 
 @dataclass
@@ -82,13 +92,13 @@ class RecordedProgram:
         """Record that the script requests a block."""
         identity = len(self.block_lines)
         self.block_lines.append(self.line(line))
-        self.operations.extend((TAKE, identity, size, stream))
+        self.operations.extend((Op.TAKE, identity, size, stream))
         return -1, identity
 
     def give(self, owner: Owner) -> None:
         """Record that a block is dropped."""
         instance, number = owner
-        self.operations.extend((GIVE, number) if instance < 0 else (GIVE_SLOT, instance, number))
+        self.operations.extend((Op.GIVE, number) if instance < 0 else (Op.GIVE_SLOT, instance, number))
 
     def new_template(self, name: str) -> Template:
         self.templates.append(Template(len(self.templates), name))
@@ -100,10 +110,10 @@ class RecordedProgram:
         return self.instances - 1
 
     def call(self, template: Template, instance: int, arguments: list[int]) -> None:
-        self.operations.extend((CALL, template.number, instance, len(arguments), *arguments))
+        self.operations.extend((Op.CALL, template.number, instance, len(arguments), *arguments))
 
     def begin(self, part: ProgramPart) -> None:
-        self.operations.append(PART)
+        self.operations.append(Op.PART)
         self.parts.append(part)
 
 
@@ -229,7 +239,7 @@ class RecordedCall:
         if self.drop is None:
             self.drop = program.new_template(f"drop {self.template.name}")
             for slot in self.left:
-                self.drop.events.extend((TEMPLATE_GIVE_ARGUMENT, 0, slot, 0))
+                self.drop.events.extend((TemplateOp.GIVE_ARGUMENT, 0, slot, 0))
         return self.drop
 
 

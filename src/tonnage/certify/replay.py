@@ -16,20 +16,7 @@ from pathlib import Path
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from tonnage.allocator.blocks import Block
-from tonnage.certify.program import (
-    ALLOWED,
-    CALL,
-    EMPTY,
-    GIVE,
-    GIVE_SLOT,
-    OUTSIDE,
-    PART,
-    TAKE,
-    TEMPLATE_GIVE,
-    TEMPLATE_GIVE_ARGUMENT,
-    TEMPLATE_TAKE,
-    RecordedProgram,
-)
+from tonnage.certify.program import Op, RecordedProgram, TemplateOp
 from tonnage.virtual.cache import cache_folder, check_code, make_safe
 
 SOURCE = Path(__file__).parent / "native" / "replay.c"
@@ -95,7 +82,7 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
     for template in program.templates:
         events = array("q", template.events)
         for at in range(0, len(events), 4):
-            if events[at] == TEMPLATE_TAKE:
+            if events[at] == TemplateOp.TAKE:
                 events[at + 2] = rounded(events[at + 2])
         kept.append(events)
         address, count = events.buffer_info()
@@ -103,7 +90,7 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
         library.tn_template(machine, number, pointer(address), rows, slots)
     operations = array("q", program.operations)
     for at in operations_of(operations):
-        if operations[at] == TAKE:
+        if operations[at] == Op.TAKE:
             operations[at + 2] = rounded(operations[at + 2])
     address, count = operations.buffer_info()
     parts = len(program.parts) + 1
@@ -114,20 +101,20 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
         library.tn_delete(machine)
     event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
     # The cap and the bytes outside the allocator where it ended, and the request that failed.
-    state, failure = {ALLOWED: -1, OUTSIDE: 0}, None
+    state, failure = {Op.ALLOWED: -1, Op.OUTSIDE: 0}, None
     for at in takewhile(lambda at: at < end, operations_of(operations)):
         if operations[at] in state:
             state[operations[at]] = operations[at + 1]
     if end < count:
-        if operations[end] == CALL:
+        if operations[end] == Op.CALL:
             template = program.templates[operations[end + 1]]
             line = program.lines[template.lines[template.events[4 * event + 1]]]
         else:
             line = program.lines[program.block_lines[operations[end + 1]]]
-        free = free if state[ALLOWED] < 0 else min(free, max(state[ALLOWED] - taken, 0))
+        free = free if state[Op.ALLOWED] < 0 else min(free, max(state[Op.ALLOWED] - taken, 0))
         failure = Failure(last, line, requested, segment, free, held, taken)
     peaks = list(allocated[: last + 1]), list(reserved[: last + 1])
-    return Lived(*peaks, failure, unknown, state[OUTSIDE], retries, first_retry)
+    return Lived(*peaks, failure, unknown, state[Op.OUTSIDE], retries, first_retry)
 
 
 @cache
@@ -153,11 +140,11 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def operations_of(operations: "array[int]") -> Iterator[int]:
-    lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
+    lengths = {Op.TAKE: 4, Op.GIVE: 2, Op.GIVE_SLOT: 3, Op.PART: 1, Op.EMPTY: 1, Op.OUTSIDE: 2, Op.ALLOWED: 2}
     at = 0
     while at < len(operations):
         yield at
-        at += lengths[operations[at]] if operations[at] != CALL else 4 + operations[at + 3]
+        at += lengths[operations[at]] if operations[at] != Op.CALL else 4 + operations[at + 3]
 
 
 def in_python(program: RecordedProgram, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
@@ -191,35 +178,35 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
     try:
         for at in operations_of(operations):
             operation = operations[at]
-            if operation == TAKE:
+            if operation == Op.TAKE:
                 line = program.lines[program.block_lines[operations[at + 1]]]
                 take((-1, operations[at + 1]), operations[at + 2], operations[at + 3])
-            elif operation == GIVE:
+            elif operation == Op.GIVE:
                 give((-1, operations[at + 1]))
-            elif operation == CALL:
+            elif operation == Op.CALL:
                 template, instance = program.templates[operations[at + 1]], operations[at + 2]
                 events = template.events
                 for row in range(0, len(events), 4):
                     kind, slot, size, stream = events[row : row + 4]
-                    if kind == TEMPLATE_TAKE:
+                    if kind == TemplateOp.TAKE:
                         line = program.lines[template.lines[slot]]
                         take((instance, slot), size, stream)
-                    elif kind == TEMPLATE_GIVE:
+                    elif kind == TemplateOp.GIVE:
                         give((instance, slot))
-                    elif kind == TEMPLATE_GIVE_ARGUMENT:
+                    elif kind == TemplateOp.GIVE_ARGUMENT:
                         give((operations[at + 4 + slot], size))
                     else:
                         allocator.empty_cache()
-            elif operation == GIVE_SLOT:
+            elif operation == Op.GIVE_SLOT:
                 give((operations[at + 1], operations[at + 2]))
-            elif operation == PART:
+            elif operation == Op.PART:
                 allocated.append(counters.allocated_bytes)
                 reserved.append(counters.reserved_bytes)
-            elif operation == EMPTY:
+            elif operation == Op.EMPTY:
                 allocator.empty_cache()
-            elif operation == OUTSIDE:
+            elif operation == Op.OUTSIDE:
                 allocator.outside_bytes = outside = operations[at + 1]
-            elif operation == ALLOWED:
+            elif operation == Op.ALLOWED:
                 allocator.allowed_bytes = None if operations[at + 1] < 0 else operations[at + 1]
                 allocator.settings = settings  # the setter also checks whether garbage collection has a limit
     except OutOfMemory as error:

@@ -75,6 +75,16 @@ static Block *new_block(Machine *m, u64 address, u64 size, i64 stream, int small
   return block;
 }
 
+/* The array, with room for an index and zeros where it grew. */
+static void *grown(void *array, i64 *room, i64 index, size_t size) {
+  if (index < *room) return array;
+  size_t before = (size_t)*room * size, after = (size_t)(2 * index + 1024) * size;
+  *room = 2 * index + 1024;
+  array = realloc(array, after);
+  memset((char *)array + before, 0, after - before);
+  return array;
+}
+
 static void drop_block(Machine *m, Block *block) {
   block->next = m->spare;
   m->spare = block;
@@ -520,14 +530,7 @@ static Block *take(Machine *m, u64 size, i64 stream) {
 static void give_back(Machine *m, Block *block) {
   Pool *pool = &m->pools[block->small];
   m->allocated -= block->size;
-  if (block->previous && block->previous->state == FREE) {
-    remove_free(pool, block->previous);
-    absorb_previous(m, block);
-  }
-  if (block->next && block->next->state == FREE) {
-    remove_free(pool, block->next);
-    absorb_next(m, block);
-  }
+  merge_same(m, pool, block, FREE);
   add_free(pool, block);
 }
 
@@ -544,23 +547,8 @@ EXPORT Machine *tn_new(u64 capacity, u64 max_split, u64 max_rounding, u64 large_
 }
 
 EXPORT void tn_template(Machine *m, i64 number, const i64 *events, i64 count, i64 slots) {
-  if (number >= m->template_room) {
-    i64 room = number + 1024;
-    m->templates = realloc(m->templates, room * sizeof *m->templates);
-    memset(m->templates + m->template_room, 0, (room - m->template_room) * sizeof *m->templates);
-    m->template_room = room;
-  }
+  m->templates = grown(m->templates, &m->template_room, number, sizeof *m->templates);
   m->templates[number] = (Template){events, count, slots};
-}
-
-static void hold(Machine *m, i64 id, Block *block) {
-  if (id >= m->block_room) {
-    i64 room = 2 * id + 1024;
-    m->blocks = realloc(m->blocks, room * sizeof *m->blocks);
-    memset(m->blocks + m->block_room, 0, (room - m->block_room) * sizeof *m->blocks);
-    m->block_room = room;
-  }
-  m->blocks[id] = block;
 }
 
 static void free_slot(Machine *m, i64 number, i64 slot) {
@@ -581,12 +569,7 @@ static void free_slot(Machine *m, i64 number, i64 slot) {
    call took, (3, 0, 0, 0) empty the cache. */
 static i64 run_template(Machine *m, i64 number, i64 instance, const i64 *arguments) {
   Template *template = m->templates + number;
-  if (instance >= m->instance_room) {
-    i64 room = 2 * instance + 64;
-    m->instances = realloc(m->instances, room * sizeof *m->instances);
-    memset(m->instances + m->instance_room, 0, (room - m->instance_room) * sizeof *m->instances);
-    m->instance_room = room;
-  }
+  m->instances = grown(m->instances, &m->instance_room, instance, sizeof *m->instances);
   Instance *own = m->instances + instance;
   *own = (Instance){calloc(template->slots + 1, sizeof(Block *)), template->slots, 1};
   const i64 *event = template->events;
@@ -615,9 +598,10 @@ EXPORT i64 tn_run(Machine *m, const i64 *p, i64 count, u64 *allocated, u64 *rese
     switch (p[at]) {
     case 0: { /* take: id, size, stream */
       Block *block = take(m, (u64)p[at + 2], p[at + 3]);
-      if (!block) event = 0;
-      else hold(m, p[at + 1], block);
-      if (event < 0) at += 4;
+      m->blocks = grown(m->blocks, &m->block_room, p[at + 1], sizeof *m->blocks);
+      m->blocks[p[at + 1]] = block;
+      if (block) at += 4;
+      else event = 0;
       break;
     }
     case 1: { /* give back: id */
