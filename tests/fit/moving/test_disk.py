@@ -1,8 +1,10 @@
 """Extents of a file without a name."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,14 +89,14 @@ def test_a_write_that_failed_is_raised_when_it_is_read(tmp_path: Path, monkeypat
 def test_a_file_system_without_direct_access_is_used_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain_open = os.open
+    plain_fcntl = fcntl.fcntl
 
-    def refuse(name: str, flags: int, *more: int) -> int:
+    def refuse(file: Any, command: int, flags: int = 0) -> int:
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return plain_open(name, flags, *more)
+        return plain_fcntl(file, command, flags)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     space = space_in(tmp_path)
     extent = space.take(10)
     space.store(torch.arange(10, dtype=torch.uint8), extent)

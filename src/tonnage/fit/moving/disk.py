@@ -1,10 +1,11 @@
 """Storage on disk behind pinned staging buffers: one file, read and written by threads.
 
-The file is unlinked as soon as it is open, so that nothing is left behind in any case. It uses O_DIRECT where the
+The file has no name, so that nothing is left behind in any case. It uses O_DIRECT where the
 file system allows it: data is read once, and the page cache would use the memory that is scarce.
 """
 
 import errno
+import fcntl
 import os
 import tempfile
 from collections import defaultdict
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class DiskSpace:
 
     def close(self) -> None:
         self._threads.shutdown()
-        os.close(self._file)
+        self._file.close()
 
     def take(self, byte_count: int) -> Extent:
         if self._free[byte_count]:
@@ -66,7 +67,7 @@ class DiskSpace:
         added_bytes = aligned(byte_count)
         try:
             if self._has_values:
-                os.posix_fallocate(self._file, self.file_bytes, added_bytes)
+                os.posix_fallocate(self._file.fileno(), self.file_bytes, added_bytes)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -127,7 +128,7 @@ class DiskSpace:
         view = memoryview(buffer.numpy())  # type: ignore[arg-type]
         done = 0 if self._has_values else len(view)
         while done < len(view):
-            moved = call(self._file, [view[done : done + _CHUNK_BYTES]], start + done)
+            moved = call(self._file.fileno(), [view[done : done + _CHUNK_BYTES]], start + done)
             if moved <= 0:
                 raise DiskProblem(f"The file in {self._directory} ended early at {start + done} bytes.")
             done += moved
@@ -183,23 +184,20 @@ class _Staging(PinnedPool):
             self._changed.notify_all()
 
 
-def _open_unnamed(directory: Path) -> int:
-    """Open a new file, with O_DIRECT if the file system supports it, and remove its name."""
+def _open_unnamed(directory: Path) -> IO[bytes]:
+    """Open a new file without a name, with O_DIRECT if the file system supports it."""
     try:
-        made, name = tempfile.mkstemp(prefix="tonnage-", dir=directory)
+        file = tempfile.TemporaryFile(buffering=0, prefix="tonnage-", dir=directory)
     except OSError as error:
         raise DiskProblem(
             f"No file can be made in {directory}: {error.strerror}.", hint="Name a directory that can be written to."
         ) from error
-    file = made
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
-        file = os.open(name, os.O_RDWR | os.O_DIRECT)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
         # Some file systems fail only on write.
-        os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)  # type: ignore[arg-type]
+        zeros = memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())  # type: ignore[arg-type]
+        os.pwritev(file.fileno(), [zeros], 0)
     except OSError:
-        file, made = made, file
-    finally:
-        os.unlink(name)
-    if made != file:
-        os.close(made)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
     return file
