@@ -5,10 +5,10 @@ A scrape returns the last sample and does not query the driver. A process's metr
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tonnage.errors import MissingPart, RequestError
 from tonnage.hardware.nvml import GpuMemory, NvmlReader
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 KEPT = 512
-_Key = TypeVar("_Key")
 _GPU = ("gpu", "uuid", "name")
 _PROCESS = ("gpu", "pid", "process")
 _MEMORY = {
@@ -44,7 +43,6 @@ class Track:
         self.peak_bytes = 0
 
     def add(self, used_bytes: int) -> None:
-        """Add a sample."""
         self.used_bytes.append(used_bytes)
         self.peak_bytes = max(self.peak_bytes, used_bytes)
 
@@ -54,33 +52,27 @@ class WatchHistory:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._gpus: dict[int, Track] = {}
-        self._processes: dict[tuple[int, int], Track] = {}
+        self._tracks: dict[tuple[int, int | None], Track] = {}  # of a process on a GPU; of the whole GPU: None
         self.first_s = 0.0
         self.latest: GpuSample | None = None
 
     def add(self, moment: GpuSample) -> None:
-        """Add a moment."""
         if self.latest is None:
             self.first_s = moment.time_s
         self.latest = moment
-        seen = {(gpu.index, process.pid): process.used_bytes or 0 for gpu in moment.gpus for process in gpu.processes}
-        self._update(self._gpus, ((gpu.index, gpu.used_bytes) for gpu in moment.gpus))
-        self._update(self._processes, seen.items())
-        for gone in self._processes.keys() - seen.keys():
-            del self._processes[gone]
-
-    def _update(self, tracks: dict[_Key, Track], samples: Iterable[tuple[_Key, int]]) -> None:
-        for key, used_bytes in samples:
-            tracks.setdefault(key, Track(self._kept)).add(used_bytes)
+        used: dict[tuple[int, int | None], int] = {}
+        for gpu in moment.gpus:
+            used[gpu.index, None] = gpu.used_bytes
+            used |= {(gpu.index, process.pid): process.used_bytes or 0 for process in gpu.processes}
+        for key, used_bytes in used.items():
+            self._tracks.setdefault(key, Track(self._kept)).add(used_bytes)
+        self._tracks = {key: track for key, track in self._tracks.items() if key in used or key[1] is None}
 
     def gpu(self, index: int) -> Track:
-        """Return a GPU's track."""
-        return self._gpus[index]
+        return self._tracks[index, None]
 
     def process(self, index: int, pid: int) -> Track:
-        """Return the track of a process on a GPU."""
-        return self._processes[index, pid]
+        return self._tracks[index, pid]
 
 
 def moments(
