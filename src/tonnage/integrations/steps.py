@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tonnage.ledger import Category, Ledger
 from tonnage.recording import Recording, SegmentEvent
 from tonnage.units import GIB, MIB, format_bytes
@@ -113,8 +115,6 @@ def _source() -> "_VirtualSteps | _CudaSteps | None":
     sessions = sys.modules.get("tonnage.virtual.session")
     if sessions is not None and sessions._current is not None:
         return _VirtualSteps(sessions._current)
-    import torch
-
     return _CudaSteps() if torch.cuda.is_available() else None
 
 
@@ -161,16 +161,11 @@ class _VirtualSteps:
 class _CudaSteps:
     """Measures steps on the real GPU, resetting PyTorch's peaks for each."""
 
-    def __init__(self) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-
     def begin(self) -> None:
-        self._cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats()
 
     def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
-        peak = self._cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated()
         every = (state for optimizer in optimizers for state in optimizer.state.values())
         states = (state for state in every if isinstance(state, Mapping))
         held = {
@@ -179,7 +174,7 @@ class _CudaSteps:
             Category.OPTIMIZER_STATES: _storage_bytes(tensor for state in states for tensor in state.values()),
         }
         held[Category.ACTIVATIONS] = max(0, peak - sum(held.values()))
-        reserved, allocated = self._cuda.max_memory_reserved(), self._cuda.memory_allocated()
+        reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated()
         return StepMemory(peak, reserved, allocated, Ledger.of(held.items(), measured=True))
 
     def leaking_line(self) -> str:

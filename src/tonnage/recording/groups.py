@@ -44,27 +44,23 @@ def module_pattern(module: str) -> str:
 
 def group_alike(allocations: Iterable[Allocation]) -> list[BlockGroup]:
     """Group blocks that differ only in the layer index or, in a growing KV cache, in shape. Largest total first."""
-    return [group for group, _ in alike_with_members(allocations)]
-
-
-def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[BlockGroup, list[Allocation]]]:
-    """Return the groups with their members."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for a in allocations:
         extent = None if a.category is Category.KV_CACHE else a.shape or a.block_bytes
         key = (a.category, a.operator, module_pattern(a.module), a.line, extent, a.dtype)
         groups.setdefault(key, []).append(a)
-    rows = []
+    found = []
     for members in groups.values():
         first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
         module = first.module if all(a.module == first.module for a in members) else module_pattern(first.module)
         total_bytes, shapes = sum(a.block_bytes for a in members), len({a.shape for a in members})
-        group = BlockGroup(
-            largest.block_bytes, total_bytes, len(members), first.category, first.operator, module, first.line,
-            largest.shape, first.dtype, first.stack, shapes,
+        found.append(
+            BlockGroup(
+                largest.block_bytes, total_bytes, len(members), first.category, first.operator, module, first.line,
+                largest.shape, first.dtype, first.stack, shapes,
+            )
         )  # fmt: skip
-        rows.append((group, members))
-    return sorted(rows, key=lambda row: (-row[0].total_bytes, -row[0].each_bytes))
+    return sorted(found, key=lambda group: (-group.total_bytes, -group.each_bytes))
 
 
 def telling_lines(places: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
