@@ -187,7 +187,7 @@ class _Staging(PinnedPool):
 def _open_unnamed(directory: Path) -> IO[bytes]:
     """Open a new file without a name, with O_DIRECT if the file system supports it."""
     try:
-        file = tempfile.TemporaryFile(buffering=0, prefix="tonnage-", dir=directory)
+        file = tempfile.TemporaryFile(buffering=0, prefix="tonnage-", dir=directory)  # noqa: SIM115
     except OSError as error:
         raise DiskProblem(
             f"No file can be made in {directory}: {error.strerror}.", hint="Name a directory that can be written to."
