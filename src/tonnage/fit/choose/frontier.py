@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, milp
 
 from tonnage.fit.choose.choosing import Row, linear_constraint
 from tonnage.fit.survey.profile import OperatorProfile
@@ -40,10 +40,12 @@ def frontier(
     operators: Sequence[OperatorProfile], input_bytes: int, levels: int = _LEVELS
 ) -> tuple[OperatorChoice, ...]:
     """Return choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
-    program = _KeepProgram(operators, _groups(operators))
-    least, most = program.least_bytes, program.most_bytes
+    groups = _groups(operators)
+    least = sum(group.root.output_bytes for group in groups if group.forced)
+    read = (group.root.output_bytes for group in groups if group.root.kept_bytes and group.root.keepable)
+    most = max(least, sum(read))
     limits = sorted({least + (most - least) * level // levels for level in range(levels + 1)})
-    solved = [program.solve(limit, input_bytes) for limit in limits]
+    solved = [_fastest(operators, groups, limit, input_bytes) for limit in limits]
     found: list[OperatorChoice] = []
     for choice in sorted((c for c in solved if c is not None), key=lambda c: (c.kept_bytes, c.seconds)):
         if not found or choice.seconds < found[-1].seconds:
@@ -82,64 +84,50 @@ def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: 
     return frozenset(found | {o.index for o in operators if o.writes and o.base in found})
 
 
-class _KeepProgram:
-    """An integer program with binary `keep`, and `again` in [0, 1], for each storage that the block allocates.
+def _fastest(
+    operators: Sequence[OperatorProfile], groups: Sequence[_Group], limit_bytes: int, input_bytes: int
+) -> OperatorChoice | None:
+    """Return the fastest choice that keeps at most so many bytes: binary `keep`, and `again` in [0, 1], per storage.
 
     again[i] >= 1 - keep[i]               if backward reads i
     again[j] >= again[i] - keep[j]        if i reads j
     """
+    if not groups:
+        return OperatorChoice(kept=(), mode=[], kept_bytes=input_bytes, seconds=0.0)
+    count, places = len(groups), {group.root.index: place for place, group in enumerate(groups)}
+    rows: list[Row] = []
+    for place, group in enumerate(groups):
+        if group.root.kept_bytes:
+            rows.append(({place: 1.0, count + place: 1.0}, 1.0, np.inf))
+        for at in (places[source] for source in group.inputs):
+            rows.append(({at: 1.0, count + at: 1.0, count + place: -1.0}, 0.0, np.inf))
+    sizes = np.array([group.root.output_bytes for group in groups], dtype=float)
+    unit = max(float(sizes.max()), 1.0)
+    rows.append((dict(enumerate(sizes / unit)), -np.inf, limit_bytes / unit + 1e-9))
+    seconds = np.array([group.seconds for group in groups])
+    may_keep = np.array([group.root.keepable or group.forced for group in groups], dtype=float)
+    must_keep = np.array([group.forced for group in groups], dtype=float)
+    result = milp(
+        np.append(np.zeros(count), seconds / max(seconds.sum(), 1e-12)),
+        integrality=np.repeat([1, 0], count),
+        bounds=Bounds(np.append(must_keep, np.zeros(count)), np.append(may_keep, np.ones(count))),
+        constraints=linear_constraint(rows, 2 * count),
+    )
+    if result.x is None:
+        return None
 
-    def __init__(self, operators: Sequence[OperatorProfile], groups: Sequence[_Group]) -> None:
-        self._operators = operators
-        self._groups = groups
-        self._bytes = np.array([group.root.output_bytes for group in groups], dtype=float)
-        self._seconds = np.array([group.seconds for group in groups])
-        self._may_keep = np.array([group.root.keepable or group.forced for group in groups], dtype=float)
-        self._must_keep = np.array([group.forced for group in groups], dtype=float)
-        read = [group for group in groups if group.root.kept_bytes and group.root.keepable]
-        self.least_bytes = int(self._bytes @ self._must_keep)
-        self.most_bytes = max(self.least_bytes, sum(group.root.output_bytes for group in read))
-        count, places = len(groups), {group.root.index: place for place, group in enumerate(groups)}
-        rows: list[Row] = []
-        for place, group in enumerate(groups):
-            if group.root.kept_bytes:
-                rows.append(({place: 1.0, count + place: 1.0}, 1.0, np.inf))
-            for at in (places[source] for source in group.inputs):
-                rows.append(({at: 1.0, count + at: 1.0, count + place: -1.0}, 0.0, np.inf))
-        self._dependencies = linear_constraint(rows, 2 * count)
+    def again_s(kept: set[int]) -> float:
+        return sum(operators[index].seconds for index in sorted(needed(operators, kept)))
 
-    def solve(self, limit_bytes: int, input_bytes: int) -> OperatorChoice | None:
-        count = len(self._groups)
-        if not count:
-            return OperatorChoice(kept=(), mode=[], kept_bytes=input_bytes, seconds=0.0)
-        scale = max(self._seconds.sum(), 1e-12)
-        unit = max(float(self._bytes.max()), 1.0)
-        row = np.append(self._bytes / unit, np.zeros(count)).reshape(1, -1)
-        budget = LinearConstraint(row, ub=np.array([limit_bytes / unit + 1e-9]))
-        result = milp(
-            np.append(np.zeros(count), self._seconds / scale),
-            integrality=np.repeat([1, 0], count),
-            bounds=Bounds(
-                np.concatenate([self._must_keep, np.zeros(count)]), np.append(self._may_keep, np.ones(count))
-            ),
-            constraints=[self._dependencies, budget],
-        )
-        if result.x is None:
-            return None
-        keep = result.x[:count] > 0.5
-        chosen = {group.root.index for group, is_kept in zip(self._groups, keep, strict=True) if is_kept}
-        # Drop what need not be saved: within the solver's tolerance, small storages are saved for nothing.
-        forced = {group.root.index for group in self._groups if group.forced}
-        for index in sorted(chosen - forced):
-            if self._again_s(chosen - {index}) <= self._again_s(chosen):
-                chosen = chosen - {index}
-        kept = [self._operators[index] for index in sorted(chosen)]
-        return OperatorChoice(
-            kept=tuple(root.index for root in kept),
-            mode=[f"{root.index}:{root.name}" for root in kept],
-            kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
-            seconds=self._again_s({root.index for root in kept}),
-        )
-
-    def _again_s(self, kept: set[int]) -> float:
-        return sum(self._operators[index].seconds for index in sorted(needed(self._operators, kept)))
+    # Drop what need not be saved: within the solver's tolerance, small storages are saved for nothing.
+    chosen = {group.root.index for group, keep in zip(groups, result.x[:count], strict=True) if keep > 0.5}
+    for index in sorted(chosen - {group.root.index for group in groups if group.forced}):
+        if again_s(chosen - {index}) <= again_s(chosen):
+            chosen = chosen - {index}
+    kept = [operators[index] for index in sorted(chosen)]
+    return OperatorChoice(
+        kept=tuple(root.index for root in kept),
+        mode=[f"{root.index}:{root.name}" for root in kept],
+        kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
+        seconds=again_s(chosen),
+    )
