@@ -19,7 +19,7 @@ def training(lengths: list[int], bytes_of: int = 100_000) -> RecordedProgram:
         template = templates[length] = program.new_template("forward")
         for slot in range(4):
             template.events.extend((0, slot, length * bytes_of, 0))
-            template.lines.append(program.line("train.py:7"))
+            template.lines.append("train.py:7")
         for slot in range(4):
             template.events.extend((1, slot, 0, 0))
     for step, length in enumerate(lengths, 1):

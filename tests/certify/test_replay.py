@@ -44,7 +44,7 @@ def random_program(seed: int, parts: int = 6, cap: int = -1) -> RecordedProgram:
                     )
                 )
                 alive.append(template.slots)
-                template.lines.append(program.line("train.py:1"))
+                template.lines.append("train.py:1")
         for _ in range(draw.randint(1, 3)):
             program.begin(ProgramPart("step", part + 1))
             instance = program.new_instance()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
+from sys import intern
 from typing import Any
 
 from tonnage.certify.program import (
@@ -113,7 +114,7 @@ class Events:
             self._owners[address] = self._binding.pop(0)
         elif self._template is not None:
             slot = self._template.slots
-            self._template.lines.append(self.program.line(line))
+            self._template.lines.append(intern(line))
             self._template.events.extend((TemplateOp.TAKE, slot, size, stream))
             self._owners[address] = (self._instance, slot)
         else:

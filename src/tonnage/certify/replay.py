@@ -108,9 +108,9 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
     if end < count:
         if operations[end] == Op.CALL:
             template = program.templates[operations[end + 1]]
-            line = program.lines[template.lines[template.events[4 * event + 1]]]
+            line = template.lines[template.events[4 * event + 1]]
         else:
-            line = program.lines[program.block_lines[operations[end + 1]]]
+            line = program.block_lines[operations[end + 1]]
         free = free if state[Op.ALLOWED] < 0 else min(free, max(state[Op.ALLOWED] - taken, 0))
         failure = Failure(last, line, requested, segment, free, held, taken)
     peaks = list(allocated[: last + 1]), list(reserved[: last + 1])
@@ -179,7 +179,7 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
         for at in operations_of(operations):
             operation = operations[at]
             if operation == Op.TAKE:
-                line = program.lines[program.block_lines[operations[at + 1]]]
+                line = program.block_lines[operations[at + 1]]
                 take((-1, operations[at + 1]), operations[at + 2], operations[at + 3])
             elif operation == Op.GIVE:
                 give((-1, operations[at + 1]))
@@ -189,7 +189,7 @@ def in_python(program: RecordedProgram, capacity_bytes: int, settings: Allocator
                 for row in range(0, len(events), 4):
                     kind, slot, size, stream = events[row : row + 4]
                     if kind == TemplateOp.TAKE:
-                        line = program.lines[template.lines[slot]]
+                        line = template.lines[slot]
                         take((instance, slot), size, stream)
                     elif kind == TemplateOp.GIVE:
                         give((instance, slot))
