@@ -23,6 +23,7 @@ import copy
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
+from sys import intern
 from typing import Any
 
 Owner = tuple[int, int]  # (-1, id) for the script's own blocks, (instance, slot) for a call's
@@ -50,7 +51,7 @@ class Template:
     number: int
     name: str
     events: "array[int]" = field(default_factory=lambda: array("q"))
-    lines: list[int] = field(default_factory=list)  # per slot, an index into Program.lines
+    lines: list[str] = field(default_factory=list)  # per slot
     repeats: bool = True  # False: it dropped something that cannot be named, so it must be run each time
 
     @property
@@ -76,22 +77,13 @@ class RecordedProgram:
     operations: "array[int]" = field(default_factory=lambda: array("q"))
     templates: list[Template] = field(default_factory=list)
     parts: list[ProgramPart] = field(default_factory=lambda: [ProgramPart("setup", 0)])
-    lines: list[str] = field(default_factory=list)
-    block_lines: "array[int]" = field(default_factory=lambda: array("l"))  # of the script's own blocks, by id
+    block_lines: list[str] = field(default_factory=list)  # of the script's own blocks, by id
     instances: int = 0
-    _line_numbers: dict[str, int] = field(default_factory=dict)
-
-    def line(self, text: str) -> int:
-        """Return the number of a line of the script."""
-        number = self._line_numbers.setdefault(text, len(self.lines))
-        if number == len(self.lines):
-            self.lines.append(text)
-        return number
 
     def take(self, size: int, stream: int, line: str) -> Owner:
         """Record that the script requests a block."""
         identity = len(self.block_lines)
-        self.block_lines.append(self.line(line))
+        self.block_lines.append(intern(line))
         self.operations.extend((Op.TAKE, identity, size, stream))
         return -1, identity
 
@@ -152,13 +144,9 @@ class ResultTree:
         self._tensor_type = tensor_type
         self.tensors: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._build = self._read(value, _DEPTH)
+        self.build = self._read(value, _DEPTH)  # makes the same structure with other tensors
         self.layouts = [layout_of(tensor) for tensor in self.tensors]
         self.tensors = []  # they belong to the script
-
-    def build(self, tensors: list[Any]) -> Any:
-        """Return the same structure with other tensors."""
-        return self._build(tensors)
 
     def _number(self, tensor: Any) -> int:
         number = self._numbers.setdefault(id(tensor), len(self.tensors))
