@@ -165,15 +165,6 @@ def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False)
         database.executemany("INSERT INTO cluster VALUES (?, ?)", rows)
 
 
-def read_cluster(path: Path) -> ClusterRecording | None:
-    """Read what `write_cluster` wrote; return None for a recording of one GPU."""
-    with opened(path) as (database, version):
-        if not is_of_cluster(version):
-            return None
-        # A report asks several questions about one rank before it moves to the next.
-        return ClusterRecording(_summary(database), lru_cache(maxsize=1)(partial(read_recording, path)))
-
-
 def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, recording: Recording) -> bool:
     """Whether a rank did exactly the same as a stored one. Most that differ already do in their summary."""
     # Python's own memory differs slightly between processes.
@@ -244,7 +235,13 @@ def open_cluster(path: Path) -> ClusterRecording | None:
     """Return all ranks of a cluster's file, or None if the file is of one GPU."""
     from tonnage.recording.snapshot import is_snapshot
 
-    return None if is_snapshot(path) else read_cluster(path)
+    if is_snapshot(path):
+        return None
+    with opened(path) as (database, version):
+        if not is_of_cluster(version):
+            return None
+        # A report asks several questions about one rank before it moves to the next.
+        return ClusterRecording(_summary(database), lru_cache(maxsize=1)(partial(read_recording, path)))
 
 
 def ended_in_error(path: Path) -> bool:

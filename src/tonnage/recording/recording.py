@@ -82,12 +82,12 @@ class Recording:
     @property
     def peak_allocated_bytes(self) -> int:
         """The most bytes that blocks held at once."""
-        return self.timeline.peak_allocated_bytes
+        return max(self.timeline.allocated_bytes)
 
     @property
     def peak_reserved_bytes(self) -> int:
         """The most bytes that the allocator reserved at once."""
-        return self.timeline.peak_reserved_bytes
+        return max(self.timeline.reserved_bytes)
 
     @cached_property
     def own_peak_reserved_bytes(self) -> int:

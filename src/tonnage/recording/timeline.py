@@ -34,19 +34,9 @@ class MemoryTimeline:
         return cls(list(accumulate(blocks)), list(accumulate(reserved)))
 
     @property
-    def peak_allocated_bytes(self) -> int:
-        """The most bytes allocated."""
-        return max(self.allocated_bytes)
-
-    @property
     def peak_sequence(self) -> int:
         """The first event at which the most was allocated."""
-        return self.allocated_bytes.index(self.peak_allocated_bytes)
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The most bytes reserved."""
-        return max(self.reserved_bytes)
+        return self.allocated_bytes.index(max(self.allocated_bytes))
 
     def best_used(self, reserved_bytes: int, since: int = 0) -> int | None:
         """Return the first event from `since` on with this much reserved and the most of it allocated."""

@@ -117,7 +117,7 @@ def moment_of(recording: Recording) -> int:
     """Return the request that failed, else the moment with most allocated while most was reserved."""
     if (died := moment_of_failure(recording)) is not None:
         return died
-    timeline, peak = recording.timeline, recording.timeline.peak_reserved_bytes
+    timeline, peak = recording.timeline, recording.peak_reserved_bytes
     fullest = (at for at, reserved in enumerate(timeline.reserved_bytes) if reserved == peak)
     return max(fullest, key=lambda at: timeline.allocated_bytes[at])
 
