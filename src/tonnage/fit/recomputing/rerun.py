@@ -6,7 +6,7 @@ with the same random numbers and autocast, and passes each parameter's gradient 
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -245,32 +245,17 @@ class GraphRerun(Rerun):
             return self.forward(*args, **kwargs)
         args, kwargs = without_cache(args, kwargs)
         leaves = tree_leaves((args, kwargs))
-        again = _Again(Surroundings.now(leaves, self.module.parameters(), self._generators, self.slots))
-        outputs = checkpoint(
-            self.forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), again),
-            early_stop=False,  # stopping early would leave modules between one hook and the next
-            **kwargs,
-        )
-        again.surroundings = again.surroundings.without_unused_random()
+        surroundings = Surroundings.now(leaves, self.module.parameters(), self._generators, self.slots)
+        is_first = True
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if is_first else surroundings.again():
+                return self.forward(*args, **kwargs)
+
+        # Stopping early would leave modules between one hook and the next.
+        outputs = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, early_stop=False, **kwargs)
+        is_first, surroundings = False, surroundings.without_unused_random()
         return outputs
-
-
-class _Again(AbstractContextManager[None]):
-    """A reusable context, entered once per backward pass over the graph."""
-
-    def __init__(self, surroundings: Surroundings) -> None:
-        self.surroundings = surroundings
-        self._stack = ExitStack()
-
-    def __enter__(self) -> None:
-        self._stack.enter_context(self.surroundings.again())
-
-    def __exit__(self, *failure: object) -> None:
-        self._stack.close()
 
 
 def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -93,10 +93,8 @@ def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Gr
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        if state[
-            "step"
-        ].is_cuda:  # a fused optimizer keeps it on the GPU; reading it on the host needs no synchronization
-            state["step"] = state["step"].cpu()
+        # A fused optimizer keeps it on the GPU; reading it on the host needs no synchronization.
+        state["step"] = state["step"].cpu()
         state["step"] += 1
         numbers = AdamStep.of(group, max(1, int(state["step"].item())))
         states = state["exp_avg"], state["exp_avg_sq"]

@@ -21,12 +21,8 @@ class TiledNorm(Tiling, name="tiled-norm"):
         found = {}
         for name, module in model.named_modules():
             fused = isinstance(module, nn.LayerNorm | nn.RMSNorm) or any(True for _ in module.children())
-            weight = getattr(module, "weight", None)
-            if (
-                type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
-                and not fused
-                and getattr(weight, "ndim", 0) == 1
-            ):
+            is_norm = type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+            if is_norm and not fused and getattr(getattr(module, "weight", None), "ndim", 0) == 1:
                 found[name] = module
         return found
 
