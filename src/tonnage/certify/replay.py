@@ -1,6 +1,5 @@
 """Run an allocator through a program: natively if there is a C compiler, else in Python, a hundred times slower."""
 
-import ctypes
 import hashlib
 import os
 import platform
@@ -9,6 +8,7 @@ import subprocess
 import tempfile
 from array import array
 from collections.abc import Iterator
+from ctypes import CDLL, c_double, c_int, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -69,13 +69,9 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
     library = native_library()
     if library is None:
         return in_python(program, capacity_bytes, settings)
-    size, pointer = ctypes.c_uint64, ctypes.c_void_p
-    machine = pointer(
-        library.tn_new(
-            size(capacity_bytes), size(settings.max_split_bytes), size(settings.max_non_split_rounding_bytes),
-            size(settings.large_segment_bytes), ctypes.c_double(settings.garbage_collection_threshold),
-            ctypes.c_int(settings.expandable_segments),
-        )
+    machine = library.tn_new(
+        capacity_bytes, settings.max_split_bytes, settings.max_non_split_rounding_bytes, settings.large_segment_bytes,
+        settings.garbage_collection_threshold, settings.expandable_segments,
     )  # fmt: skip
     rounded = settings.rounded_bytes if settings.rounds_to_divisions else lambda size: (size + 511) & -512 or 512
     kept = []
@@ -86,17 +82,16 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
                 events[at + 2] = rounded(events[at + 2])
         kept.append(events)
         address, count = events.buffer_info()
-        number, rows, slots = map(ctypes.c_int64, (template.number, count // 4, template.slots))
-        library.tn_template(machine, number, pointer(address), rows, slots)
+        library.tn_template(machine, template.number, address, count // 4, template.slots)
     operations = array("q", program.operations)
     for at in operations_of(operations):
         if operations[at] == Op.TAKE:
             operations[at + 2] = rounded(operations[at + 2])
     address, count = operations.buffer_info()
     parts = len(program.parts) + 1
-    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 10)()
+    allocated, reserved, result = (c_uint64 * parts)(), (c_uint64 * parts)(), (c_int64 * 10)()
     try:
-        end = library.tn_run(machine, pointer(address), ctypes.c_int64(count), allocated, reserved, result)
+        end = library.tn_run(machine, address, count, allocated, reserved, result)
     finally:
         library.tn_delete(machine)
     event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
@@ -118,7 +113,7 @@ def live_through(program: RecordedProgram, capacity_bytes: int, settings: Alloca
 
 
 @cache
-def native_library() -> ctypes.CDLL | None:
+def native_library() -> CDLL | None:
     """Return the compiled replay; None without a C compiler."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     source = SOURCE.read_bytes()
@@ -133,9 +128,11 @@ def native_library() -> ctypes.CDLL | None:
                 return None
             make_safe(built)
             built.replace(target)
-    library = ctypes.CDLL(str(check_code(target)))
-    library.tn_new.restype = ctypes.c_void_p
-    library.tn_run.restype = ctypes.c_int64
+    library = CDLL(str(check_code(target)))
+    library.tn_new.restype, library.tn_new.argtypes = c_void_p, [c_uint64] * 4 + [c_double, c_int]
+    library.tn_template.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64]
+    library.tn_run.restype, library.tn_run.argtypes = c_int64, [c_void_p, c_void_p, c_int64] + [c_void_p] * 3
+    library.tn_delete.argtypes = [c_void_p]
     return library
 
 

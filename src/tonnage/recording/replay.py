@@ -4,7 +4,7 @@ The requests stay the same, so the result does not hold for a script that adapts
 Workspaces that kernels would choose differently are unchanged; memory outside the allocator counts from the start.
 """
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ def _context(request: Allocation | FailedRequest) -> dict[str, Any]:
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
     """Replay all known requests on a card."""
     asked = demand(recording)
-    return _play(asked, _allocator(_header_on(asked.header, gpu, settings)))
+    return _play(asked, _header_on(asked.header, gpu, settings))
 
 
 def least_bytes(recording: Recording) -> int:
@@ -68,9 +68,9 @@ def least_bytes(recording: Recording) -> int:
     header = asked.header
 
     def holds(capacity_bytes: int) -> bool:
-        return _play(asked, _allocator(replace(header, capacity_bytes=capacity_bytes))).failed is None
+        return _play(asked, replace(header, capacity_bytes=capacity_bytes)).failed is None
 
-    unlimited = _play(asked, _allocator(replace(header, capacity_bytes=BOUNDLESS_BYTES))).peak_reserved_bytes
+    unlimited = _play(asked, replace(header, capacity_bytes=BOUNDLESS_BYTES)).peak_reserved_bytes
     outside = header.overhead_bytes + DRIVER_RESERVE_BYTES
     low, high = asked.peak_allocated_bytes + outside, unlimited + outside
     if low < high and holds(low):
@@ -83,7 +83,7 @@ def least_bytes(recording: Recording) -> int:
 
 def outside_on(recording: Recording, gpu: Gpu) -> int:
     """Return the bytes that the process holds outside the allocator on a card."""
-    return _header_on(demand(recording).header, gpu, None).overhead_bytes
+    return _header_on(demand(recording).header, gpu).overhead_bytes
 
 
 def as_its_card_saw_it(recording: Recording) -> Recording:
@@ -99,29 +99,30 @@ def as_its_card_saw_it(recording: Recording) -> Recording:
     return parted(recording, oom, since, recording.header.error or TO_ITS_END)
 
 
-def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
+def replay_on(recording: Recording, gpu: Gpu | None = None) -> Recording:
     """Return the recording as it would be on a card (None: its own), up to the request that fails there."""
     asked = demand(recording)
-    header = _header_on(asked.header, gpu, settings)
-    tape = _Tape(asked)
-    outcomes = _play(asked, _allocator(header, tape.on_segment), tape)
+    header, tape = _header_on(asked.header, gpu), _Tape(asked)
+    outcomes = _play(asked, header, tape)
     whole = recording.whole or (recording if recording.oom is None else None)
     header.outcome = "error" if (whole or recording).header.outcome == "error" else "ok"
     if outcomes.failed is not None:
         header.outcome = "oom"
+    else:
+        tape.reach(sys.maxsize)  # marks after the last event
     return replace(
         recording,
         header=header,
         allocations=tape.allocations,
         segments=tape.segments,
-        marks=[*tape.marks, *tape.marks_after(outcomes.failed)],
+        marks=tape.marks,
         oom=refused(outcomes),
         whole=whole if outcomes.failed else None,
         captured=recording.captured or (whole.captured if whole else None),
     )
 
 
-def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
+def _header_on(header: Header, gpu: Gpu | None, settings: str | None = None) -> Header:
     changed = replace(header, settings=header.settings if settings is None else settings)
     if gpu is None:
         return changed
@@ -136,13 +137,10 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
     )  # fmt: skip
 
 
-def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
-    settings = AllocatorSettings.parse(header.settings)
+def _play(recording: Recording, header: Header, tape: "_Tape | None" = None) -> Outcomes:
     # A snapshot does not include the size of its card.
-    return CachingAllocator(header.capacity_bytes or BOUNDLESS_BYTES, settings, header.overhead_bytes, observer)
-
-
-def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
+    capacity_bytes, settings = header.capacity_bytes or BOUNDLESS_BYTES, AllocatorSettings.parse(header.settings)
+    allocator = CachingAllocator(capacity_bytes, settings, header.overhead_bytes, tape.on_segment if tape else None)
     blocks: dict[tuple[int, int], Block] = {}
     failed = shortage = None
     for sequence, action, allocation in recording.events():
@@ -186,10 +184,6 @@ class _Tape:
         """Add marks from before this event, with the number of the next one."""
         while self._waiting and self._waiting[-1].sequence <= sequence:
             self.marks.append(replace(self._waiting.pop(), sequence=self._next))
-
-    def marks_after(self, failed: Allocation | None) -> list[Mark]:
-        """Return the marks after the last event; none if the run died before."""
-        return [] if failed else [replace(mark, sequence=self._next) for mark in reversed(self._waiting)]
 
     def on_segment(self, action: str, address: int, size_bytes: int, stream: int) -> None:
         if action != "oom":
