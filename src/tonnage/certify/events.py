@@ -5,8 +5,8 @@ was run, and tensors made for its result are bound to them (`_tensors`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from sys import intern
 from typing import Any
@@ -79,15 +79,9 @@ class Events:
         self._training_loaders: set[int] = set()
         dtypes = [value for value in vars(self._torch).values() if isinstance(value, self._torch.dtype)]
         self._itemsize = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}
-        self._undo = ExitStack()
         if hasattr(self._device, "allocator"):  # on a CPU build, hand out addresses instead of the card's allocator
             self._device.malloc, self._device.free = self._malloc, self._free
             self._device.record_stream = lambda address, stream: None
-
-    def _patch(self, owners: Iterable[Any], name: str, made: Any) -> None:
-        for owner in owners:
-            self._undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, made)
 
     # -- events of the card
 

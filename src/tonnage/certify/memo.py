@@ -6,7 +6,7 @@ again: its block events are repeated in the program, and tensors of the same lay
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial, wraps
 from types import MethodType
@@ -26,25 +26,45 @@ from tonnage.certify.program import (
     tensors_within,
 )
 from tonnage.script.attribution import address_of
+from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import Stopped
 
 
 class Memo(Events):
-    """Writes events of the virtual GPU into the program between `install` and its undo."""
+    """Writes events of the virtual GPU into the program from `install` until its patches are undone."""
 
-    def install(self) -> Callable[[], None]:
-        """Patch what is replayed; return the undo."""
-        device = self._device
+    def install(self, patches: Patches) -> None:
+        """Patch what is replayed: each function is passed, with its arguments, to the method that stands for it."""
+        from torch.autograd import graph
+        from torch.optim import Optimizer
+        from torch.utils.data import dataloader
+
+        from tonnage.script import hooks
+
+        device, nn, cuda = self._device, self._torch.nn, self._torch.cuda
         device.allocated, device.freed = self._allocated, self._freed
-        self._undo.callback(delattr, device, "allocated")
-        self._undo.callback(delattr, device, "freed")
-        self._wrap_call()
-        self._wrap_engine()
-        self._wrap_optimizers()
-        self._wrap_gradients()
-        self._wrap_loaders()
-        self._wrap_limits()
-        return self._undo.close
+        patches.on_undo(partial(delattr, device, "allocated"))
+        patches.on_undo(partial(delattr, device, "freed"))
+        patches.on_undo(partial(hooks._set_call, nn.Module._call_impl))
+        self._is_traced = hooks._is_traced
+        hooks._set_call(_around(nn.Module._call_impl, self._call))
+
+        def patch(owners: Sequence[Any], name: str, around: Callable[..., Any]) -> None:
+            called = _around(getattr(owners[0], name), around)
+            for owner in owners:
+                patches.set(owner, name, called)
+
+        patch((graph, self._torch.autograd), "_engine_run_backward", self._backward)
+        patch([Optimizer], "__init__", self._make_optimizer)
+        patch([Optimizer], "zero_grad", self._zero_grad)
+        patch([nn.Module], "zero_grad", self._zero_grad)
+        patch((nn.utils.clip_grad, nn.utils), "clip_grad_norm_", self._clip)
+        patch((nn.utils.clip_grad, nn.utils), "clip_grad_value_", self._clip)
+        patch([self._torch.amp.GradScaler], "_unscale_grads_", self._unscale)
+        patch([dataloader._BaseDataLoaderIter], "__next__", self._next_batch)
+        patch([dataloader.DataLoader], "__iter__", self._begin_epoch)
+        patch((cuda, cuda.memory), "set_per_process_memory_fraction", self._limit)
+        patch((cuda, cuda.memory), "empty_cache", self._empty)
 
     # -- gradients, and the optimizer
 
@@ -83,100 +103,55 @@ class Memo(Events):
             self._calls[key] = call
         return result
 
-    def _wrap_optimizers(self) -> None:
-        from torch.optim import optimizer as optim
+    def _make_optimizer(self, plain: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+        plain(optimizer, *arguments, **keywords)
+        optimizer.step = MethodType(_around(type(optimizer).step, self._step), optimizer)
 
-        plain_init = optim.Optimizer.__init__
-
-        @wraps(plain_init)
-        def make(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
-            plain_init(optimizer, *arguments, **keywords)
-            step = type(optimizer).step
-
-            @wraps(step)
-            def stepping(optimizer: Any, *given: Any, **named: Any) -> Any:
-                return self._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
-
-            optimizer.step = MethodType(stepping, optimizer)
-
-        def zero(plain: Any) -> Any:
-            @wraps(plain)
-            def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
-                if self._template is not None:
-                    return plain(owner, set_to_none)
-                if set_to_none:
-                    for instance, call in self._virtual_gradients:
-                        self.program.call(call.dropping(self.program), self.program.new_instance(), [instance])
-                    self._virtual_gradients = []
-                self._handling_gradients += 1
-                try:
-                    return plain(owner, set_to_none)
-                finally:
-                    self._drain()
-                    self._handling_gradients -= 1
-
-            return zero_grad
-
-        self._patch([optim.Optimizer], "__init__", make)
-        for owner in (optim.Optimizer, self._torch.nn.Module):
-            self._patch([owner], "zero_grad", zero(owner.zero_grad))
-
-    def _step(self, optimizer: Any, run: Callable[[], Any], repeats: bool) -> Any:
+    def _zero_grad(self, plain: Any, owner: Any, set_to_none: bool = True) -> Any:
         if self._template is not None:
-            return run()
+            return plain(owner, set_to_none)
+        if set_to_none:
+            for instance, call in self._virtual_gradients:
+                self.program.call(call.dropping(self.program), self.program.new_instance(), [instance])
+            self._virtual_gradients = []
+        self._handling_gradients += 1
+        try:
+            return plain(owner, set_to_none)
+        finally:
+            self._drain()
+            self._handling_gradients -= 1
+
+    def _step(self, plain: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self._template is not None:
+            return plain(optimizer, *arguments, **keywords)
         self.own_blocks[self._present_is_real].append(self._takes)
-        if repeats:
-            key = ("step", id(optimizer), bool(optimizer.state), len(optimizer.param_groups))
-            result = self._memoised(key, "optimizer", run)
-        else:
+        if arguments or keywords:
             self._materialise()
-            result = run()
+            result = plain(optimizer, *arguments, **keywords)
+        else:
+            key = ("step", id(optimizer), bool(optimizer.state), len(optimizer.param_groups))
+            result = self._memoised(key, "optimizer", lambda: plain(optimizer))
         self._stepped = True
         self._begin(ProgramPart("between", self.step))
         return result
 
-    def _wrap_gradients(self) -> None:
-        utils, scaler = self._torch.nn.utils, self._torch.amp.GradScaler
+    def _clip(self, plain: Any, parameters: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self._template is not None:
+            return plain(parameters, *arguments, **keywords)
+        present = any(self._has_gradients(some) for some in self._parameters.values())
+        key = ("clip", plain.__name__, present, len(arguments), tuple(keywords))
+        return self._memoised(key, "clipping", lambda: plain(parameters, *arguments, **keywords))
 
-        def clip(plain: Any) -> Any:
-            @wraps(plain)
-            def clipped(parameters: Any, *arguments: Any, **keywords: Any) -> Any:
-                if self._template is not None:
-                    return plain(parameters, *arguments, **keywords)
-                present = any(self._has_gradients(some) for some in self._parameters.values())
-                key = ("clip", plain.__name__, present, len(arguments), tuple(keywords))
-                return self._memoised(key, "clipping", lambda: plain(parameters, *arguments, **keywords))
-
-            return clipped
-
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._patch((utils.clip_grad, utils), name, clip(getattr(utils.clip_grad, name)))
-
-        unscale = scaler._unscale_grads_
-
-        @wraps(unscale)
-        def unscaled(scaler: Any, optimizer: Any, *arguments: Any) -> Any:
-            key = ("unscale", id(optimizer))
-            return self._memoised(key, "unscaling", lambda: unscale(scaler, optimizer, *arguments))
-
-        self._patch([scaler], "_unscale_grads_", unscaled)
+    def _unscale(self, plain: Any, scaler: Any, optimizer: Any, *arguments: Any) -> Any:
+        return self._memoised(("unscale", id(optimizer)), "unscaling", lambda: plain(scaler, optimizer, *arguments))
 
     # -- models
 
-    def _wrap_call(self) -> None:
-        from tonnage.script import hooks
-
-        compiler, plain = self._torch.compiler, self._torch.nn.Module._call_impl
-
-        def call(module: Any, *arguments: Any, **keywords: Any) -> Any:
-            inside = self._template is not None or self._device.attribution.modules
-            if inside or compiler.is_compiling() or hooks._is_traced():
-                return plain(module, *arguments, **keywords)
-            return self._forward(plain, module, arguments, keywords)
-
-        call.__name__ = plain.__name__
-        hooks._set_call(call)
-        self._undo.callback(hooks._set_call, plain)
+    def _call(self, plain: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        inside = self._template is not None or self._device.attribution.modules
+        if inside or self._torch.compiler.is_compiling() or self._is_traced():
+            return plain(module, *arguments, **keywords)
+        return self._forward(plain, module, arguments, keywords)
 
     def _forward(self, plain: Any, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         torch = self._torch
@@ -289,12 +264,6 @@ class Memo(Events):
         if waiting is not None:
             self._start("backward", waiting)
 
-    def _wrap_engine(self) -> None:
-        from torch.autograd import graph
-
-        backward = partial(self._backward, graph._engine_run_backward)
-        self._patch((graph, self._torch.autograd), "_engine_run_backward", backward)
-
     def _backward(self, plain: Any, *arguments: Any, **keywords: Any) -> Any:
         pending = [one for one in self._pending if not one.done]
         if self._template is not None or not pending:
@@ -351,47 +320,40 @@ class Memo(Events):
 
     # -- data, and limits
 
-    def _wrap_loaders(self) -> None:
-        from torch.utils.data import dataloader
+    def _next_batch(self, plain: Any, iterator: Any) -> Any:
+        self._loader = getattr(iterator, "_tonnage_loader", 0)
+        if self._template is None and self.program.parts[-1].kind != "data":
+            self._begin(ProgramPart("data", self.step))
+        return plain(iterator)
 
-        plain_next, plain_iter = dataloader._BaseDataLoaderIter.__next__, dataloader.DataLoader.__iter__
+    def _begin_epoch(self, plain: Any, loader: Any) -> Any:
+        self._epochs[id(loader)] += 1
+        # Evaluation loaders are iterated often.
+        if 0 < self.most_epochs < self._epochs[id(loader)] and id(loader) in self._training_loaders:
+            raise Stopped
+        iterator = plain(loader)
+        vars(iterator)["_tonnage_loader"] = id(loader)
+        return iterator
 
-        def following(iterator: Any) -> Any:
-            self._loader = getattr(iterator, "_tonnage_loader", 0)
-            if self._template is None and self.program.parts[-1].kind != "data":
-                self._begin(ProgramPart("data", self.step))
-            return plain_next(iterator)
+    def _limit(self, plain: Any, fraction: float, device: Any = None) -> None:
+        limit = int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1
+        self.program.operations.extend((Op.ALLOWED, limit))
 
-        def beginning(loader: Any) -> Any:
-            self._epochs[id(loader)] += 1
-            # Evaluation loaders are iterated often.
-            if 0 < self.most_epochs < self._epochs[id(loader)] and id(loader) in self._training_loaders:
-                raise Stopped
-            iterator = plain_iter(loader)
-            vars(iterator)["_tonnage_loader"] = id(loader)
-            return iterator
+    def _empty(self, plain: Any) -> None:
+        self._drain()
+        if self._template is None:
+            self.program.operations.append(Op.EMPTY)
+        else:
+            self._template.events.extend((TemplateOp.EMPTY, 0, 0, 0))
+        plain()
 
-        self._patch([dataloader._BaseDataLoaderIter], "__next__", following)
-        self._patch([dataloader.DataLoader], "__iter__", beginning)
 
-    def _wrap_limits(self) -> None:
-        """Record `set_per_process_memory_fraction` and `empty_cache` for the replay."""
-        cuda, operations = self._torch.cuda, self.program.operations
-        plain_empty = cuda.empty_cache
+def _around(plain: Any, around: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        return around(plain, *arguments, **keywords)
 
-        def limit(fraction: float, device: Any = None) -> None:
-            operations.extend((Op.ALLOWED, int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1))
-
-        def empty() -> None:
-            self._drain()
-            if self._template is None:
-                operations.append(Op.EMPTY)
-            else:
-                self._template.events.extend((TemplateOp.EMPTY, 0, 0, 0))
-            plain_empty()
-
-        self._patch((cuda, cuda.memory), "set_per_process_memory_fraction", limit)
-        self._patch((cuda, cuda.memory), "empty_cache", empty)
+    return called
 
 
 class _Graph:

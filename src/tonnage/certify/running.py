@@ -42,11 +42,10 @@ def run_training(
     install_alone(session, patches)
     if progress is not None:
         memo.on_step = lambda: progress(memo)
-    restore = memo.install()
+    memo.install(patches)
     try:
         ending = run_as_main(script, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped, Unfaithful))
     finally:
-        restore()
         patches.undo()
         session.close()
     if ending.error.startswith(Stopped.__name__):
