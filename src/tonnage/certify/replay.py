@@ -129,9 +129,11 @@ def native_library() -> CDLL | None:
             make_safe(built)
             built.replace(target)
     library = CDLL(str(check_code(target)))
-    library.tn_new.restype, library.tn_new.argtypes = c_void_p, [c_uint64] * 4 + [c_double, c_int]
+    library.tn_new.restype = c_void_p
+    library.tn_new.argtypes = [c_uint64, c_uint64, c_uint64, c_uint64, c_double, c_int]
     library.tn_template.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64]
-    library.tn_run.restype, library.tn_run.argtypes = c_int64, [c_void_p, c_void_p, c_int64] + [c_void_p] * 3
+    library.tn_run.restype = c_int64
+    library.tn_run.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]
     library.tn_delete.argtypes = [c_void_p]
     return library
 

@@ -102,7 +102,7 @@ def _died(needed: Recording) -> bool:
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
     """Return what a rewrite takes off the peak of all that a run needs; None if it is not worth making."""
     peak = needed.peak_allocated_bytes
-    saved = peak - MemoryTimeline.of(rewrite.allocations, []).peak_allocated_bytes
+    saved = peak - max(MemoryTimeline.of(rewrite.allocations, []).allocated_bytes)
     if saved < max(_WORTH_SHARE * peak, MIB):
         return None
     rescues = None
