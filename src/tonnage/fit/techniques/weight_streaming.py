@@ -52,8 +52,7 @@ class BlockWeights:
         self._written = host.CopyInFlight(None)
         for parameter, place in self.places.items():
             self.write(place.start, bytes_of(parameter.data))
-        self._written.done()
-        space.settle(self._extent)
+        self._settle()
         self.point_nowhere()
 
     def write(self, start: int, source: Tensor) -> None:
@@ -69,13 +68,17 @@ class BlockWeights:
 
     def read(self) -> Tensor:
         """Return all bytes on the host."""
-        self._written.done()
+        self._settle()
         return self._space.read_all(self._extent)
 
     def overwrite(self, values: Tensor) -> None:
         """Replace all bytes from the host; `values` may be what `read` returned, changed in place."""
-        self._written.done()
+        self._settle()
         self._space.overwrite(self._extent, values)
+
+    def _settle(self) -> None:
+        self._written.done()
+        self._space.settle(self._extent)
 
     def point_at(self, buffer: Tensor) -> None:
         for parameter, place in self.places.items():
