@@ -1,6 +1,16 @@
 """Model shapes made by hand, so that what is tested here does not rest on how configurations are read."""
 
+from typing import Any
+
+from tonnage.budget.serving.memory import ServingConfiguration
+from tonnage.budget.serving.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.models.shape import AttentionKind, AttentionShape, FeedForward, LayerShape, LayerStack, ModelShape
+
+
+def own_options(**asked: Any) -> ServingConfiguration:
+    """The options of Tonnage's own engine as they are when none is given, but for these."""
+    usual: dict[str, Any] = {"weights": "bf16", "kv": "bf16", "max_seqs": MAX_SEQS, "batched_tokens": BATCHED_TOKENS}
+    return ServingConfiguration(engine="tonnage", **(usual | asked))
 
 
 def attention(

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.text import Text
 
-from serving_shapes import LLAMA_8B, LLAMA_70B
-from tonnage.budget.serving.own_engine import EngineOptions, OwnCard, own_card, own_weight_terms, share_bytes, widths_of
+from serving_shapes import LLAMA_8B, LLAMA_70B, own_options
+from tonnage.budget.serving.own_engine import OwnCard, own_card, own_weight_terms, share_bytes, widths_of
 from tonnage.hardware import find_gpu
 from tonnage.models.shape import ModelShape
 from tonnage.report.serve import (
@@ -32,7 +32,7 @@ LEDGER = KvLedger(
 def card(shape: ModelShape = LLAMA_8B, gpu: str = "h200", **limits: object) -> OwnCard:
     found = find_gpu(gpu)
     return own_card(
-        widths_of(shape), EngineOptions(**{"context": 32768, **limits}), found, name=found.name,  # type: ignore[arg-type]
+        widths_of(shape), own_options(**{"context": 32768, **limits}), found, name=found.name,
         capacity_bytes=found.memory_bytes, limit_bytes=share_bytes(found.memory_bytes, 0.9),
         weight_bytes=sum(int(term.size_bytes) for term in own_weight_terms(shape, "bf16")),
     )  # fmt: skip

@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from serving_shapes import own_options
 from tonnage.budget.serving import own_engine
-from tonnage.budget.serving.own_engine import EngineOptions
 from tonnage.serve.batch import Batch
 from tonnage.serve.models import decoder as decoding
 from tonnage.serve.models import weights as products
@@ -102,7 +102,7 @@ def measured_bytes(name: str, weights: str, decodes: int, chunk: int) -> int:
 @pytest.mark.parametrize(("decodes", "chunk"), [(255, 7937), (256, 0), (63, 1000)])
 def test_a_pass_holds_what_is_planned(name: str, weights: str, decodes: int, chunk: int) -> None:
     rows, tokens = decodes + (chunk > 0), decodes + chunk
-    limits = EngineOptions(context=8192, weights=weights, max_seqs=rows, batched_tokens=tokens)
+    limits = own_options(context=8192, weights=weights, max_seqs=rows, batched_tokens=tokens)
     widths = widths_of(read_architecture(name))
     forward = own_engine._forward_bytes(widths, limits, tokens) - own_engine._SPLITS_BYTES
     planned = max(forward, own_engine._head_bytes(widths, limits, tokens))

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.budget.serving.own_engine import (
     GRAPHS,
-    EngineOptions,
     ModelWidths,
     OwnCard,
     context_term,
@@ -131,8 +131,8 @@ class Startup:
         config, memory, shape = self.config, self.memory, self.architecture
         # Counted on meta tensors.
         weights = Decoder(shape, Builder(torch.device("meta"), self.dtype, config.weights), 1)
-        limits = EngineOptions(
-            context=config.context or shape.positions, weights=config.weights or self._compute_format,
+        limits = ServingConfiguration(
+            engine="tonnage", context=config.context or shape.positions, weights=config.weights or self._compute_format,
             kv=config.kv or self._compute_format, block=config.block, max_seqs=config.max_seqs,
             batched_tokens=config.batched_tokens, eager=config.eager,
         )  # fmt: skip

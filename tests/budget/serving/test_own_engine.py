@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving_shapes import LLAMA_8B, attention, latent, layer, model
+from serving_shapes import LLAMA_8B, attention, latent, layer, model, own_options
 from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
 from tonnage.budget.serving.own_engine import (
     FAMILIES,
-    EngineOptions,
     ModelWidths,
     own_block_bytes,
     own_card,
@@ -26,7 +25,7 @@ from tonnage.models import all_presets, find_model
 from tonnage.models.shape import AttentionKind
 
 H200 = find_gpu("h200")
-LIMITS = EngineOptions(context=4096)
+LIMITS = own_options(context=4096)
 WIDTHS = widths_of(LLAMA_8B)
 SERVED = [name for name in all_presets() if find_model(name).architecture in FAMILIES and find_model(name).logits]
 
@@ -35,7 +34,7 @@ def weight_bytes(name: str, weights: str) -> int:
     return sum(int(term.size_bytes) for term in own_weight_terms(find_model(name), weights))
 
 
-def reserve_bytes(widths: ModelWidths, limits: EngineOptions) -> int:
+def reserve_bytes(widths: ModelWidths, limits: ServingConfiguration) -> int:
     return sum(int(term.size_bytes) for term in own_reserve(widths, limits, H200))
 
 
@@ -77,7 +76,7 @@ def test_a_plan_and_a_start_give_the_same_blocks(name: str, weights: str, kv: st
         engine="tonnage", context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048, utilization=0.85
     )
     planned = serving_budget(shape, asked, gpu)
-    limits = EngineOptions(context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048)
+    limits = own_options(context=4096, weights=weights, kv=kv, max_seqs=64, batched_tokens=2048)
     started = own_card(
         widths_of(shape), limits, gpu, name=gpu.name, capacity_bytes=gpu.memory_bytes,
         limit_bytes=share_bytes(gpu.memory_bytes, 0.85), weight_bytes=weight_bytes(name, weights),
@@ -141,7 +140,7 @@ def test_what_the_engine_does_not_serve_is_refused(shape: object) -> None:
     weights=st.sampled_from(["bf16", "fp8", "fp32"]),
 )
 def test_the_reserve_grows_with_every_limit(tokens: int, seqs: int, context: int, weights: str) -> None:
-    limits = EngineOptions(context=context, max_seqs=seqs, batched_tokens=tokens, weights=weights)
+    limits = own_options(context=context, max_seqs=seqs, batched_tokens=tokens, weights=weights)
     held = reserve_bytes(WIDTHS, limits)
     for larger in ({"context": 2 * context}, {"max_seqs": seqs + 1}, {"batched_tokens": tokens + 1}):
         assert reserve_bytes(WIDTHS, replace(limits, **larger)) >= held  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from serve.tiny import byte_level_tokenizer
-from tonnage.budget.serving.own_engine import EngineOptions as CardLimits
+from serving_shapes import own_options
 from tonnage.budget.serving.own_engine import OwnCard, OwnPool
 from tonnage.serve.config import EngineConfig
 from tonnage.serve.engine import Engine
@@ -80,7 +80,7 @@ class FakeEngine(Engine):
         self.context, self.tokenizer = context, tokenizer
         self.architecture = SimpleNamespace(vocab=VOCAB, eos_ids=frozenset({0}))
         pool = OwnPool(blocks=blocks, block=size, block_bytes=size * 1024)
-        limits = CardLimits(
+        limits = own_options(
             context=context, weights="fp32", kv="fp32", block=size, max_seqs=max_seqs, batched_tokens=batched_tokens,
             eager=True,
         )  # fmt: skip

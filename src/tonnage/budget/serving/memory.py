@@ -65,6 +65,21 @@ class ServingConfiguration:
         """GPUs of one replica."""
         return self.tp * self.pp
 
+    @property
+    def eight_bit(self) -> bool:
+        """Whether Tonnage's own engine stores the layers' matrices in 8 bits."""
+        return self.weights in ("fp8", "int8")
+
+    @property
+    def rows(self) -> int:
+        """The most sequences that sample a token in one step."""
+        return min(self.max_seqs, self.batched_tokens)
+
+    @property
+    def columns(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.context // self.block)
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -371,11 +386,7 @@ def _parts(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, g
     share = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
     if asked.engine == "tonnage":
         # A share of the card, against which everything counts.
-        limits = own_engine.EngineOptions(
-            context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
-            batched_tokens=asked.batched_tokens, eager=asked.eager,
-        )  # fmt: skip
-        reserve = own_engine.own_reserve(own_engine.widths_of(shape), limits, gpu)
+        reserve = own_engine.own_reserve(own_engine.widths_of(shape), asked, gpu)
         return Parts(list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), [], share)
     form = WEIGHT_FORMATS[asked.weights]
     kernel = vllm.expert_kernel(gpu) if form.experts_only else None

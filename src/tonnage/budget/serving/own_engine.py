@@ -10,6 +10,7 @@ is too small. The reserve is therefore an upper estimate; it follows the tensors
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tonnage.budget.serving.forward import cublas_workspace_bytes
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat
@@ -19,6 +20,9 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
 from tonnage.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from tonnage.budget.serving.memory import ServingConfiguration
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
 # FP8 keeps a bfloat16 scale per head and token, for keys and for values.
@@ -57,39 +61,6 @@ class ModelWidths:
     ropes: int = 1  # rotary embedding tables: Gemma 3 has two
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """The engine's start options. `weights` and `kv` are names of formats."""
-
-    context: int
-    weights: str = "bf16"
-    kv: str = "bf16"
-    block: int = 16
-    max_seqs: int = MAX_SEQS
-    batched_tokens: int = BATCHED_TOKENS
-    eager: bool = False
-
-    @property
-    def compute_bytes(self) -> int:
-        """Bytes per element in a forward pass."""
-        return 4 if self.weights == "fp32" else 2
-
-    @property
-    def eight_bit(self) -> bool:
-        """Whether the layers' matrices are stored in 8 bits."""
-        return self.weights in ("fp8", "int8")
-
-    @property
-    def rows(self) -> int:
-        """The most sequences that sample a token in one step."""
-        return min(self.max_seqs, self.batched_tokens)
-
-    @property
-    def columns(self) -> int:
-        """Blocks of the longest sequence."""
-        return -(-self.context // self.block)
-
-
 @dataclass(frozen=True, slots=True)
 class OwnPool:
     """The KV cache: `blocks` of `block_bytes`, including the null block used for padding."""
@@ -116,7 +87,7 @@ class OwnCard:
     name: str
     capacity_bytes: int
     limit_bytes: int
-    limits: EngineOptions
+    limits: "ServingConfiguration"
     weight_bytes: int
     reserve: tuple[Term, ...]
     pool: OwnPool
@@ -143,7 +114,7 @@ class OwnCard:
 
 
 def own_card(
-    widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None, *, name: str, capacity_bytes: int, limit_bytes: int,
+    widths: ModelWidths, limits: "ServingConfiguration", gpu: Gpu | None, *, name: str, capacity_bytes: int, limit_bytes: int,
     weight_bytes: int,
 ) -> OwnCard:  # fmt: skip
     """Plan one start: the reserve, then the KV cache, whose blocks fill the rest of the engine's share."""
@@ -162,7 +133,7 @@ def own_block_bytes(widths: ModelWidths, kv: str, block: int = 16) -> int:
     return vectors * OWN_KV_FORMATS[kv].vector_bytes(widths.head_dim)
 
 
-def own_reserve(widths: ModelWidths, limits: EngineOptions, gpu: Gpu | None) -> tuple[Term, ...]:
+def own_reserve(widths: ModelWidths, limits: "ServingConfiguration", gpu: Gpu | None) -> tuple[Term, ...]:
     """Return everything except weights and KV cache. `gpu` None: on the CPU, without graphs or CUDA context."""
     # The largest of layers, head and sampler, plus fragmentation. The sampler has logits, a copy of the rows that need
     # filtering, and temporaries for the rows filtered at once.
@@ -270,7 +241,7 @@ def capture_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
+def _forward_bytes(widths: ModelWidths, limits: "ServingConfiguration", tokens: int) -> int:
     """Return hidden states, residual and norms, beside attention or the MLP, whichever holds more."""
     query, keys, hidden = widths.heads * widths.head_dim, widths.kv_heads * widths.head_dim, widths.hidden
     # Projected and rotated queries, outputs of decodes and prefill chunks apart and together; then the output
@@ -292,7 +263,7 @@ def _forward_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> i
     return (tokens * 4 * hidden + max(attention, mlp)) * limits.compute_bytes + _SPLITS_BYTES
 
 
-def _head_bytes(widths: ModelWidths, limits: EngineOptions, tokens: int) -> int:
+def _head_bytes(widths: ModelWidths, limits: "ServingConfiguration", tokens: int) -> int:
     """Return the last hidden states, those of sampled rows, and their logits in compute dtype and in FP32."""
     states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)

@@ -90,7 +90,7 @@ def decode_sizes(largest: int) -> int:
 def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
     """Return what must fit beside the static share; SGLang measures none of it before allocating the KV cache."""
     version, width = asked.engine_version, asked.compute_bytes
-    at = ForwardPass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, width)
+    at = ForwardPass(asked.batched_tokens, asked.rows, asked.tp, width)
     forward = forward_bytes(shape, stage, at, held=4)
     rows = graph_batch(version, gpu, asked.tp)
     sampler = sampler_bytes(shape, ForwardPass(rows, rows, asked.tp, width), _SAMPLER_BYTES) if stage.last else 0

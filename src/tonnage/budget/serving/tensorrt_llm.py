@@ -37,7 +37,7 @@ def graph_sizes(largest: int) -> int:
 
 def dry_run_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
     """Return what the dry run holds beside weights and context."""
-    tokens, sequences = asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens)
+    tokens, sequences = asked.batched_tokens, asked.rows
     forward = forward_bytes(shape, stage, ForwardPass(tokens, sequences, asked.tp, asked.compute_bytes), held=4)
     logits = sequences * shape.vocab * defaults()["logits_bytes"] if stage.last else 0
     peak = Term(

@@ -126,7 +126,7 @@ def index_bytes(shape: ModelShape) -> int:
 def profiling_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> Iterator[Term]:
     """Yield what vLLM finds in its profiling run beside the weights."""
     release = find_release(asked.engine_version)
-    at = ForwardPass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, asked.compute_bytes)
+    at = ForwardPass(asked.batched_tokens, asked.rows, asked.tp, asked.compute_bytes)
     # The sines and cosines of every position, one table for all layers.
     mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
     rotary = max((m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers), default=0)
