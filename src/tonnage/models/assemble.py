@@ -57,6 +57,15 @@ def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[LayerStack, .
     return tuple(made), outside
 
 
+def outside_layers(tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Count the parameters of embeddings, of the head and of the rest, under their names in a shape."""
+    counts = {"embedding_parameters": 0, "head_parameters": 0, "other_parameters": 0}
+    for tensor in tensors:
+        part = "embedding" if roles.is_embedding(tensor.name) else "head" if roles.is_head(tensor.name) else "other"
+        counts[f"{part}_parameters"] += tensor.total
+    return counts
+
+
 def _stack(
     model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]], two_sided: bool, outside: Sequence[Tensor]
 ) -> LayerStack:

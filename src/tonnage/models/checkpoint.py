@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import BadModel
-from tonnage.models import roles
-from tonnage.models.assemble import Model, stacks
+from tonnage.models.assemble import Model, outside_layers, stacks
 from tonnage.models.files import parse_object, read_json
 from tonnage.models.shape import ModelShape
 from tonnage.models.templates import ConfigValues, Tensor
@@ -146,21 +145,16 @@ def from_tensors(tensors: Sequence[Stored], name: str) -> ModelShape:
     fields, notes = _fields(kept)
     found = _folded(kept)
     made, outside = stacks(Model("unknown", ConfigValues(fields, {"defaults": {}}), encoder=False), found)
-    heads = sum(tensor.elements for tensor in outside if roles.is_head(tensor.name))
-    embedded = sum(tensor.total for tensor in outside if roles.is_embedding(tensor.name))
-    total = sum(tensor.total for tensor in outside)
     return ModelShape(
         name=name,
         architecture="unknown",
         stacks=made,
         vocab=fields.get("vocab_size", 0),
         tied=not any(tensor.name.startswith(("lm_head", "embed_out")) for tensor in outside),
-        embedding_parameters=embedded,
-        head_parameters=heads,
-        other_parameters=total - heads - embedded,
         logits="vocab_size" in fields,
         dtype=main_dtype(kept),
         notes=notes,
+        **outside_layers(outside),
     )
 
 

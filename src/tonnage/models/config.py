@@ -10,7 +10,7 @@ from typing import Any
 
 from tonnage.errors import BadModel
 from tonnage.models import roles
-from tonnage.models.assemble import Model, stacks
+from tonnage.models.assemble import Model, outside_layers, stacks
 from tonnage.models.fields import SYNONYMS, Fields
 from tonnage.models.shape import LayerStack, ModelShape, Projector
 from tonnage.models.templates import ConfigValues, Tensor, architecture, names_in, tensors, turned
@@ -131,12 +131,9 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         # Of two lists of layers in one tower the first has it.
         first = all(other.part != stack.part for other in towers)
         mine = [tensor for tensor in outside if first and roles.part(tensor.name) == stack.part]
-        embedded = sum(tensor.total for tensor in mine if roles.is_embedding(tensor.name))
-        others = sum(tensor.total for tensor in mine if not roles.is_head(tensor.name)) - embedded
-        towers.append(replace(stack, embedding_parameters=embedded, other_parameters=others))
-    heads = sum(tensor.total for tensor in outside if roles.is_head(tensor.name))
-    embedded = sum(tensor.total for tensor in outside if roles.is_embedding(tensor.name))
-    total = sum(tensor.total for tensor in outside)
+        counted = outside_layers(mine)
+        del counted["head_parameters"]
+        towers.append(replace(stack, **counted))
     dtype = model.values("torch_dtype") or model.values("dtype")
     # Embedding and head are tied if no head matrix is as large as the embedding.
     rows = model.values("vocab_size") or model.values("text_config.vocab_size")
@@ -148,9 +145,6 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         stacks=(*towers, *made[-1:]),
         vocab=vocab,
         tied=logits and not is_apart,
-        embedding_parameters=embedded,
-        head_parameters=heads,
-        other_parameters=total - heads - embedded,
         logits=logits,
         max_positions=positions,
         # OPT and BART leave two rows free.
@@ -161,6 +155,7 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         dtype=_DTYPES.get(str(dtype).removeprefix("torch."), "bf16" if dtype is None else str(dtype)),
         notes=notes,
         projector=_projector(outside),
+        **outside_layers(outside),
     )
 
 

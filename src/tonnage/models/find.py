@@ -27,12 +27,17 @@ _PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
 def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
     """Return the shape of the named model."""
     path = Path(name_or_path).expanduser()
-    if _exists(path) and path.suffix != ".gguf":
+    try:
+        is_folder = path.is_dir()
+        exists = (path / "config.json").is_file() or bool(_checkpoint_in(path)) if is_folder else path.exists()
+    except (OSError, ValueError):  # a name too long, or with a null in it
+        is_folder = exists = False
+    if exists and path.suffix != ".gguf":
         return _from_path(path)
     preset = find_preset(path.name if path.suffix == ".gguf" else name_or_path)
     if preset is not None:
         return preset
-    if _is_folder(path):
+    if is_folder and path != Path():
         raise BadModel(f"The folder {path} holds no model.", hint="It needs a config.json or .safetensors files.")
     if path.suffix == ".gguf":
         hint = "Give the config.json of the model that it was made from, and --weights q4_k_m, say."
@@ -54,23 +59,6 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
             raise UnknownModel(problem, hint="Check the id, or log in.") from None
         return from_config(read_json(Path(config)), name_or_path)
     raise unknown(name_or_path)
-
-
-def _exists(path: Path) -> bool:
-    """Say whether it is a file, or a folder with a model in it."""
-    try:
-        if path.is_dir():
-            return (path / "config.json").is_file() or bool(_checkpoint_in(path))
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a null in it
-        return False
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir() and path != Path()
-    except (OSError, ValueError):
-        return False
 
 
 def _from_path(path: Path) -> ModelShape:
