@@ -10,19 +10,9 @@ from tonnage.planner.export import ServingLaunch
 KNOWN = json.loads((Path(__file__).parent / "planner" / "export" / "data" / "vllm-0.32.0.json").read_text())
 FLAGS = KNOWN["flags"] | KNOWN["server"]
 SERVED = ServingLaunch(
-    model="llama-3.1-70b",
-    gpus=4,
-    tp=4,
-    pp=1,
-    context=32768,
-    max_seqs=64,
-    batched_tokens=8192,
-    weights="bf16",
-    kv="bf16",
-    block=16,
+    model="llama-3.1-70b", tp=4, context=32768, users=0, max_seqs=64, batched_tokens=8192, weights="bf16", kv="bf16",
     utilization=0.9,
-    eager=False,
-)
+)  # fmt: skip
 
 
 def parser() -> ArgumentParser:

@@ -13,7 +13,7 @@ from vllm_flags import SERVED
 SGLANG = replace(SERVED, engine="sglang")
 TENSORRT = replace(SERVED, engine="tensorrt-llm", block=32)
 LLAMA = replace(
-    SERVED, engine="llama.cpp", tp=1, gpus=1, weights="q4_k_m", kv="q8_0", max_seqs=4, context=8192,
+    SERVED, engine="llama.cpp", tp=1, gpus_per_host=1, weights="q4_k_m", kv="q8_0", max_seqs=4, context=8192,
     batched_tokens=512, gpu_layers=41,
 )  # fmt: skip
 
@@ -47,10 +47,10 @@ def test_sglang(tmp_path: Path) -> None:
 
 
 def test_sglang_on_several_hosts_and_with_copies(tmp_path: Path) -> None:
-    two = replace(SGLANG, gpus=16, tp=8, pp=2)
+    two = replace(SGLANG, tp=8, pp=2)
     text = export_serving(two, tmp_path / "two")[0].read_text()
     assert "--nnodes 2" in text and '--node-rank "$RANK"' in text and "HEAD:?" in text
-    words = " ".join(words_of(replace(SGLANG, tp=2, gpus=2, copies=4), tmp_path / "copies"))
+    words = " ".join(words_of(replace(SGLANG, tp=2, copies=4), tmp_path / "copies"))
     assert "--dp-size 4" in words and "--max-running-requests 256" in words
 
 
@@ -62,7 +62,7 @@ def test_tensorrt_llm(tmp_path: Path) -> None:
     assert (
         'dtype: "fp8"' in options and "tokens_per_block: 32" in options and "free_gpu_memory_fraction: 0.9" in options
     )
-    assert left_out(replace(TENSORRT, gpus=16)) != {}
+    assert left_out(replace(TENSORRT, tp=16)) != {}
 
 
 def test_llama_cpp(tmp_path: Path) -> None:

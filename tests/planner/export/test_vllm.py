@@ -63,16 +63,16 @@ def test_a_name_with_a_space_stays_one_word(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_must_know_is_said(tmp_path: Path) -> None:
-    launch = replace(SERVED, weights="int4", gpus=16, tp=16, stage_layers=(41, 39))
+    launch = replace(SERVED, weights="int4", tp=16, stage_layers=(41, 39))
     words = " ".join(export_serving(launch, tmp_path)[-1].read_text().split())
     assert "name one that was quantized so" in words
     assert "tensor parallelism of 16 crosses hosts of 8 GPUs" in words
     assert "layers of the pipeline stages are 41, 39" in words
 
 
-@pytest.mark.parametrize(("gpus", "tp", "pp", "executor"), [(1, 1, 1, None), (8, 4, 2, "mp"), (16, 8, 2, "ray")])
-def test_who_runs_the_ranks(gpus: int, tp: int, pp: int, executor: str | None, tmp_path: Path) -> None:
-    found = served(replace(SERVED, gpus=gpus, tp=tp, pp=pp), tmp_path)
+@pytest.mark.parametrize(("tp", "pp", "executor"), [(1, 1, None), (4, 2, "mp"), (8, 2, "ray")])
+def test_who_runs_the_ranks(tp: int, pp: int, executor: str | None, tmp_path: Path) -> None:
+    found = served(replace(SERVED, tp=tp, pp=pp), tmp_path)
     assert found.distributed_executor_backend == executor
     assert (found.tensor_parallel_size, found.pipeline_parallel_size) == (tp, pp)
 

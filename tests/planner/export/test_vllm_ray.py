@@ -21,7 +21,7 @@ from tonnage.planner.serving.search import ServingConfiguration, plan_serving
 from vllm_flags import SERVED, parser
 
 RAY = json.loads((Path(__file__).parent / "data" / "ray-2.60.0.json").read_text())
-TWO_HOSTS = replace(SERVED, gpus=16, tp=8, pp=2, stage_layers=(41, 39))
+TWO_HOSTS = replace(SERVED, tp=8, pp=2, stage_layers=(41, 39))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def no_waiting(folder: Path) -> None:
 
 
 def test_which_files_a_plan_takes(tmp_path: Path) -> None:
-    assert set(export(replace(SERVED, gpus=1, tp=1), tmp_path / "one")) == {"vllm.sh", "check.py", "README.txt"}
+    assert set(export(replace(SERVED, tp=1), tmp_path / "one")) == {"vllm.sh", "check.py", "README.txt"}
     assert set(export(SERVED, tmp_path / "host")) == {"vllm.sh", "check.py", "README.txt"}
     ray = {"start-head.sh", "start-worker.sh"}
     assert set(export(TWO_HOSTS, tmp_path / "hosts")) == {"vllm.sh", "check.py", "README.txt", *ray}
@@ -116,7 +116,7 @@ def test_a_missing_head_is_asked_for(script: str, tmp_path: Path, stand_ins: Pat
 
 
 def test_every_copy_has_its_cards_and_its_port(tmp_path: Path, stand_ins: Path) -> None:
-    export(replace(SERVED, gpus=2, tp=2, copies=8), tmp_path / "plan")
+    export(replace(SERVED, tp=2, copies=8), tmp_path / "plan")
     for copy, cards in ((0, "0,1"), (3, "6,7")):
         served, variables = ran(tmp_path / "plan" / "vllm.sh", stand_ins, COPY=str(copy))
         assert parser().parse_args(served.rstrip("\t").split("\t")[2:]).port == 8000 + copy
@@ -124,7 +124,7 @@ def test_every_copy_has_its_cards_and_its_port(tmp_path: Path, stand_ins: Path) 
 
 
 def test_all_copies_start_and_end_together(tmp_path: Path, stand_ins: Path) -> None:
-    export(replace(SERVED, gpus=4, copies=2), tmp_path / "plan")
+    export(replace(SERVED, copies=2), tmp_path / "plan")
     marks = tmp_path / "marks"
     marks.mkdir()
     (stand_ins / "vllm").write_text(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tonnage.budget.serving.memory import ServingConfiguration
 from tonnage.hardware import Cluster
 from tonnage.models.presets import hub_id
 from tonnage.models.shape import ModelShape
@@ -84,40 +85,27 @@ class TrainingRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingLaunch:
-    """A server: `copies` replicas of the model on `gpus` GPUs each. `context` is the maximum sequence length.
+class ServingLaunch(ServingConfiguration):
+    """A server: `copies` replicas of a resolved configuration, for `users` in all. `block` 0 lets vLLM choose.
 
-    `weights` and `kv` are formats (bf16, fp8, int8, int4), `stored` is the checkpoint's, and `tokenizer` the model
-    whose tokenizer a GGUF file uses; `block` 0 lets vLLM choose. `stage_layers` are the layers per pipeline stage if
-    unequal. `card` to `ledger` describe the plan for readers; fields after `engine` are llama.cpp's.
+    `stored` is the checkpoint's format, `tokenizer` the model whose tokenizer a GGUF file uses. `stage_layers` are set
+    if unequal. `card` to `ledger` describe the plan for readers.
     """
 
     model: str
-    gpus: int
-    tp: int
-    pp: int
-    context: int
-    max_seqs: int
-    batched_tokens: int
-    weights: str
-    kv: str
-    block: int
-    utilization: float
-    eager: bool
     stored: str = ""
     tokenizer: str = ""
     copies: int = 1
     gpus_per_host: int = 8
-    stage_layers: tuple[int, ...] = ()
     card: str = ""
     card_bytes: int = 0
-    users: int = 0
     cache_tokens: int = 0
     ledger: tuple[tuple[str, int], ...] = ()
-    engine: str = "vllm"
-    gpu_layers: int = 0
-    cpu_experts: int = 0
-    flash_attention: bool = True
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica: llama.cpp gives every one of a host its layers."""
+        return self.gpus_per_host if self.engine == "llama.cpp" else self.tp * self.pp
 
     @property
     def hosts(self) -> int:

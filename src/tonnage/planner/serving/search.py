@@ -10,7 +10,7 @@ help are offered; if it fits, those that leave more room.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,26 +139,25 @@ class ServingPlan:
 
         asked, budget = self.best.configuration, self.best.budget
         counts = tuple(len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers))
-        names = "engine gpus tp pp context max_seqs batched_tokens weights kv utilization eager".split()
-        names += ["cpu_experts", "flash_attention"]
-        known = {name: getattr(asked, name) for name in names}
-        if isinstance(budget, LlamaBudget):  # all GPUs of the host serve one replica
-            known |= {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
         # vLLM should choose the block size for latent attention, whose fast kernels need larger blocks.
         attentions = [layer.attention for layer in self.shape.decoder.layers if layer.attention]
         latent = any(attention.kind is AttentionKind.LATENT for attention in attentions)
+        launched = replace(
+            asked,
+            users=self.users,
+            block=0 if latent and asked.block == BLOCK else asked.block,
+            stage_layers=() if len(set(counts)) == 1 else counts,
+            gpu_layers=budget.gpu_layers if isinstance(budget, LlamaBudget) else 0,
+        )
         return ServingLaunch(
+            **{field.name: getattr(launched, field.name) for field in fields(launched)},
             model=self.model,
-            **known,
             stored=self.shape.dtype,
             tokenizer=self.shape.name,
-            block=0 if latent and asked.block == BLOCK else asked.block,
             copies=self.best.replicas,
             gpus_per_host=self.cluster.gpus_per_host,
-            stage_layers=() if len(set(counts)) == 1 else counts,
             card=self.cluster.gpu.name,
             card_bytes=budget.capacity_bytes,
-            users=self.users,
             cache_tokens=budget.kv.tokens,
             ledger=tuple((category.label, size) for category, size in budget.ledger.ranked()),
         )
