@@ -57,13 +57,11 @@ def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[LayerStack, .
     return tuple(made), outside
 
 
-def outside_layers(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Count the parameters of embeddings, of the head and of the rest, under their names in a shape."""
-    counts = {"embedding_parameters": 0, "head_parameters": 0, "other_parameters": 0}
-    for tensor in tensors:
-        part = "embedding" if roles.is_embedding(tensor.name) else "head" if roles.is_head(tensor.name) else "other"
-        counts[f"{part}_parameters"] += tensor.total
-    return counts
+def outside_layers(tensors: Sequence[Tensor]) -> tuple[int, int, int]:
+    """Count the parameters of embeddings, of the head, and of the rest."""
+    embedded = sum(tensor.total for tensor in tensors if roles.is_embedding(tensor.name))
+    heads = sum(tensor.total for tensor in tensors if roles.is_head(tensor.name))
+    return embedded, heads, sum(tensor.total for tensor in tensors) - embedded - heads
 
 
 def _stack(

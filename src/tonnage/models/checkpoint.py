@@ -145,16 +145,19 @@ def from_tensors(tensors: Sequence[Stored], name: str) -> ModelShape:
     fields, notes = _fields(kept)
     found = _folded(kept)
     made, outside = stacks(Model("unknown", ConfigValues(fields, {"defaults": {}}), encoder=False), found)
+    embedded, heads, others = outside_layers(outside)
     return ModelShape(
         name=name,
         architecture="unknown",
         stacks=made,
         vocab=fields.get("vocab_size", 0),
         tied=not any(tensor.name.startswith(("lm_head", "embed_out")) for tensor in outside),
+        embedding_parameters=embedded,
+        head_parameters=heads,
+        other_parameters=others,
         logits="vocab_size" in fields,
         dtype=main_dtype(kept),
         notes=notes,
-        **outside_layers(outside),
     )
 
 

@@ -131,9 +131,9 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         # Of two lists of layers in one tower the first has it.
         first = all(other.part != stack.part for other in towers)
         mine = [tensor for tensor in outside if first and roles.part(tensor.name) == stack.part]
-        counted = outside_layers(mine)
-        del counted["head_parameters"]
-        towers.append(replace(stack, **counted))
+        embedded, _, others = outside_layers(mine)
+        towers.append(replace(stack, embedding_parameters=embedded, other_parameters=others))
+    embedded, heads, others = outside_layers(outside)
     dtype = model.values("torch_dtype") or model.values("dtype")
     # Embedding and head are tied if no head matrix is as large as the embedding.
     rows = model.values("vocab_size") or model.values("text_config.vocab_size")
@@ -145,6 +145,9 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         stacks=(*towers, *made[-1:]),
         vocab=vocab,
         tied=logits and not is_apart,
+        embedding_parameters=embedded,
+        head_parameters=heads,
+        other_parameters=others,
         logits=logits,
         max_positions=positions,
         # OPT and BART leave two rows free.
@@ -155,7 +158,6 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         dtype=_DTYPES.get(str(dtype).removeprefix("torch."), "bf16" if dtype is None else str(dtype)),
         notes=notes,
         projector=_projector(outside),
-        **outside_layers(outside),
     )
 
 
