@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10, sqrt
 
-from tonnage.report.html.markup import simple_page
+from tonnage.report.html.markup import simple_page, table
 from tonnage.report.lines import cut
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
 from tonnage.roofline import Analysis, Bound
@@ -237,19 +237,13 @@ def _body(analysis: Analysis) -> Iterator[str]:
         others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
         caption = f"<figcaption>Areas are times; point at a mark for its figures.{others}</figcaption>"
         yield f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div>{caption}</figure>'
-    yield '<h2>Time by bound</h2><div class="scroll"><table id="bounds"><tbody>'
-    for bound, seconds in analysis.seconds_by_bound().items():
-        name = bound.removesuffix("-bound")
-        share = analysis.part(seconds)
-        yield (
-            f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
-            f'<td class="n">{percent(share)}</td><td>{escape(MEANINGS[bound])}</td></tr>'
-        )
-    yield "</tbody></table></div>"
-    yield '<h2>What to do</h2><div class="scroll"><table id="changes"><tbody>'
-    for seconds, what, change in fixes_of(analysis)[:12]:
-        yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
-    yield "</tbody></table></div>"
+    bounds = [
+        (_key(bound), seconds_words(seconds), percent(analysis.part(seconds)), escape(MEANINGS[bound]))
+        for bound, seconds in analysis.seconds_by_bound().items()
+    ]
+    yield "<h2>Time by bound</h2>" + table(("", "", "", ""), bounds, name="bounds", numbers=(1, 2))
+    fixes = [(seconds_words(seconds), escape(what), escape(how)) for seconds, what, how in fixes_of(analysis)[:12]]
+    yield "<h2>What to do</h2>" + table(("", "", ""), fixes, name="changes", numbers=(0,))
     columns = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
     yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
     yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
@@ -257,6 +251,10 @@ def _body(analysis: Analysis) -> Iterator[str]:
         yield _table_row(row)
     yield "</tbody></table></div>"
     yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
+
+
+def _key(bound: Bound) -> str:
+    return f'<span class="key {bound.removesuffix("-bound")}"></span>{bound}'
 
 
 def describe(row: RooflineRow) -> str:
@@ -279,6 +277,6 @@ def _table_row(row: RooflineRow) -> str:
     expected = seconds_words(row.expected_s) if row.expected_s else ""
     return (
         f'<tr><td class="n">{seconds_words(row.seconds)}</td><td class="n">{expected}</td><td class="n">{item.calls:,}</td>'
-        f'<td><span class="key {verdict.bound.removesuffix("-bound")}"></span>{verdict.bound}</td>{cells}'
+        f"<td>{_key(verdict.bound)}</td>{cells}"
         f'<td title="{kernels}">{what}</td></tr>'
     )
