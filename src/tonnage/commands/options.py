@@ -123,11 +123,10 @@ def check_cards_named(options: Namespace) -> None:
 
 def publish_holders(shape: "ModelShape", holders: "list[Holder]", options: Namespace, *, what: str, most: str) -> int:
     """Where no cards are named, print which hold the model, or write it as JSON; the exit status."""
+    from tonnage.report.output import write_json
     from tonnage.report.plans.notes import holder_figures, holder_lines
 
     if options.json:
-        from tonnage.report.output import write_json
-
         write_json(options.json, holder_figures(shape, holders, most=most))
     if options.json != "-":
         sys.stdout.write("".join(f"{line}\n" for line in holder_lines(shape, holders, what=what, most=most)))

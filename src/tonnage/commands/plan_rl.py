@@ -2,43 +2,37 @@
 
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
+from tonnage.budget.rl import KEEPS_REFERENCE, Movable, Reference
 from tonnage.commands.options import page_of, parser_of
+from tonnage.commands.plan_train import adapters_of, cluster_of
 from tonnage.errors import BadLayout, RequestError
-
-if TYPE_CHECKING:
-    from tonnage.budget.rl import Movable, Reference
-    from tonnage.models import ModelShape
-    from tonnage.planner.rl.search import RlRequest
+from tonnage.models import ModelShape, find_model
+from tonnage.planner.rl.search import RlRequest, plan_rl
+from tonnage.planner.training.request import TrainingRequest
+from tonnage.report.lines import print_lines
+from tonnage.report.output import write_json, write_page
+from tonnage.report.plans.rl import rl_figures, rl_lines
+from tonnage.units import parse_count
 
 # Completions of a prompt and samples of a step: TRL's `num_generations`, verl's `rollout.n` of 1 where a critic is the baseline.
 _GROUP, _SAMPLES = 8, 256
 _UNGROUPED = ("ppo", "reinforce++")
-_OFFLOADS: "dict[str, Movable]" = {"reference": "frozen", "optimizer": "optimizer", "weights": "weights"}
+_OFFLOADS: dict[str, Movable] = {"reference": "frozen", "optimizer": "optimizer", "weights": "weights"}
 
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan rl`, plan, report; the exit status."""
     options = parser_of("plan rl").parse_args(words)
-    from tonnage.commands.plan_train import cluster_of
-    from tonnage.models import find_model
-    from tonnage.planner.rl.search import plan_rl
-    from tonnage.report.lines import print_lines
-    from tonnage.report.plans.rl import rl_figures, rl_lines
-
     if not options.gpus:
         raise RequestError("No cards are named.", hint="Add --gpus h200, say, or --gpus 8xh100.")
     page = page_of(options)
     shape, cluster = find_model(options.model, online=options.online), cluster_of(options)
     found = plan_rl(shape, cluster, _request(options, shape))
     if options.json:
-        from tonnage.report.output import write_json
-
         write_json(options.json, rl_figures(found))
     if page is not None:
         from tonnage.report.html.plan_page import render_rl_page
-        from tonnage.report.output import write_page
 
         write_page(page, render_rl_page(found), opens=options.open, json_target=options.json)
     elif options.json != "-":
@@ -46,14 +40,8 @@ def command(words: list[str]) -> int:
     return 0 if found.fits else 1
 
 
-def _request(options: Namespace, shape: "ModelShape") -> "RlRequest":
+def _request(options: Namespace, shape: ModelShape) -> RlRequest:
     """The flags as the planner takes them."""
-    from tonnage.commands.plan_train import adapters_of
-    from tonnage.models import find_model
-    from tonnage.planner.rl.search import RlRequest
-    from tonnage.planner.training.request import TrainingRequest
-    from tonnage.units import parse_count
-
     # Of the actor; the planner puts in the length and the number of samples.
     training = TrainingRequest(
         seq=1, tp=1, pp=1, cp=1, precision=options.precision or "bf16-mixed", optimizer=options.optimizer,
@@ -80,10 +68,8 @@ def _request(options: Namespace, shape: "ModelShape") -> "RlRequest":
     )  # fmt: skip
 
 
-def _reference(options: Namespace) -> "Reference":
+def _reference(options: Namespace) -> Reference:
     """As asked; else as TRL has it: where the loss has a KL term, a copy, or the base without its adapters."""
-    from tonnage.budget.rl import KEEPS_REFERENCE
-
     given: Reference | None = options.reference
     if given is not None:
         return given
@@ -92,7 +78,7 @@ def _reference(options: Namespace) -> "Reference":
     return "adapters-off" if options.lora or options.qlora else "copy"
 
 
-def _offload(text: str | None) -> "frozenset[Movable] | None":
+def _offload(text: str | None) -> frozenset[Movable] | None:
     if text is None:
         return None
     names = {"none": [], "all": list(_OFFLOADS)}.get(text, [part.strip() for part in text.split(",")])

@@ -3,18 +3,21 @@
 import shlex
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tonnage.budget.serving.memory import ServingConfiguration, check
 from tonnage.commands import plan_diffusion
 from tonnage.commands.options import check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import OutputExists, RequestError
-
-if TYPE_CHECKING:
-    from tonnage.budget.serving.memory import ServingConfiguration
-    from tonnage.hardware import Cluster
-    from tonnage.planner.serving.beside import Neighbour
-    from tonnage.planner.serving.search import ServingPlan
+from tonnage.hardware import Cluster, find_cluster
+from tonnage.models import find_model
+from tonnage.planner.serving.beside import Neighbour, of_model, of_size, reserved
+from tonnage.planner.serving.search import ServingPlan, plan_serving
+from tonnage.report.lines import print_lines
+from tonnage.report.output import write_json, write_page
+from tonnage.report.plans.serving import serving_figures, serving_lines
+from tonnage.units import is_size, parse_bytes, parse_count, parse_gib
 
 _DEFAULT_CONTEXT = 8192
 # Layers to keep on the host where all experts are to.
@@ -37,14 +40,6 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     if not options.gpus:
         return _which_cards(options)
-    from dataclasses import replace
-
-    from tonnage.hardware import find_cluster
-    from tonnage.models import find_model
-    from tonnage.planner.serving.beside import reserved
-    from tonnage.planner.serving.search import plan_serving
-    from tonnage.units import parse_gib
-
     cluster = find_cluster(options.gpus)
     if options.host_memory is not None:
         cluster = cluster.with_host(memory_bytes=parse_gib(options.host_memory))
@@ -64,12 +59,8 @@ def command(words: list[str]) -> int:
     return 0 if plan.fits else 1
 
 
-def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
+def _neighbours(options: Namespace, cluster: Cluster) -> list[Neighbour]:
     """What else lies on the cards, in the order that it starts: sizes, then models with words of their own."""
-    from tonnage.models import find_model
-    from tonnage.planner.serving.beside import of_model, of_size
-    from tonnage.units import is_size, parse_bytes
-
     found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
     for words in (words for words in options.beside if not is_size(words)):
         try:
@@ -91,8 +82,6 @@ def _which_cards(options: Namespace) -> int:
     if options.beside or options.host_memory:
         flag = "--beside" if options.beside else "--host-memory"
         raise RequestError(f"{flag} needs --gpus.", hint="Name the cards, like --gpus l40s.")
-    from tonnage.budget.serving.memory import check
-    from tonnage.models import find_model
     from tonnage.planner.holders import serving_holders
 
     shape = find_model(options.model, online=options.online)
@@ -102,11 +91,8 @@ def _which_cards(options: Namespace) -> int:
     return publish_holders(shape, holders, options, what=f"serving at {asked.context:,} tokens", most="sequences")
 
 
-def configuration_of(options: Namespace, max_positions: int) -> "ServingConfiguration":
+def configuration_of(options: Namespace, max_positions: int) -> ServingConfiguration:
     """The flags as the budget takes them: what was not given is 0 or empty."""
-    from tonnage.budget.serving.memory import ServingConfiguration
-    from tonnage.units import parse_count
-
     batched = parse_count(options.batched_tokens) if options.batched_tokens else None
     numbers = {"tp": options.tp, "pp": options.pp, "max-seqs": options.max_seqs, "batched-tokens": batched}
     for name, number in (numbers | {"utilization": options.utilization}).items():
@@ -150,17 +136,11 @@ def _layers(flag: str, text: str | None, engine: str, unsaid: int) -> int:
     return int(text)
 
 
-def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None:
-    from tonnage.report.lines import print_lines
-    from tonnage.report.plans.serving import serving_figures, serving_lines
-
+def _publish(plan: ServingPlan, options: Namespace, page: Path | None) -> None:
     if options.json:
-        from tonnage.report.output import write_json
-
         write_json(options.json, serving_figures(plan))
     if page is not None:
         from tonnage.report.html.plan_page import render_serving_page
-        from tonnage.report.output import write_page
 
         write_page(page, render_serving_page(plan), opens=options.open, json_target=options.json)
     elif options.json != "-":

@@ -9,18 +9,26 @@ import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tonnage.budget.training.adapters import parse_targets
 from tonnage.commands import plan_diffusion
 from tonnage.commands.options import campaign_of, check_cards_named, page_of, parser_of, publish_holders
 from tonnage.errors import BadLayout, OutputExists, RequestError
-
-if TYPE_CHECKING:
-    from tonnage.hardware import Cluster
-    from tonnage.models import ModelShape
-    from tonnage.planner.training.lengths import Lengths
-    from tonnage.planner.training.request import TrainingRequest
-    from tonnage.planner.training.search import PlanSearch
+from tonnage.hardware import Cluster, find_cluster
+from tonnage.models import ModelShape, find_model
+from tonnage.models.freezing import freeze
+from tonnage.models.pictures import with_pictures
+from tonnage.planner.training.lengths import Lengths, parse_lengths
+from tonnage.planner.training.offers import offers
+from tonnage.planner.training.reasons import rejected
+from tonnage.planner.training.remedies import remedies
+from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, parse_offload
+from tonnage.planner.training.search import PlanSearch, batching_choices, search
+from tonnage.report.output import write_json, write_page
+from tonnage.report.plans.notes import length_figures
+from tonnage.report.plans.training import TrainingAnswer, plan_figures, print_plan
+from tonnage.units import parse_bytes, parse_count, parse_gib
 
 _DEFAULT_SEQ = 4096
 _PAGED = "paged-"
@@ -68,23 +76,18 @@ def command(words: list[str]) -> int:
     return 0 if findings.fits else 1
 
 
-def planned(words: list[str]) -> "PlanSearch":
+def planned(words: list[str]) -> PlanSearch:
     """What is found for the words after `tonnage plan train`, --gpus among them; nothing is printed."""
     return _search(parser_of("plan train").parse_args(words))
 
 
-def _search(options: Namespace) -> "PlanSearch":
-    from tonnage.planner.training.search import search
-
+def _search(options: Namespace) -> PlanSearch:
     shape, request = _asked(options)
     return search(shape, cluster_of(options), request)
 
 
-def cluster_of(options: Namespace) -> "Cluster":
+def cluster_of(options: Namespace) -> Cluster:
     """The cards, in hosts as they are sold or as the flags say."""
-    from tonnage.hardware import find_cluster
-    from tonnage.units import parse_bytes, parse_gib
-
     cluster = find_cluster(options.gpus)
     if options.beside:
         cluster = cluster.without(sum(map(parse_bytes, options.beside)))
@@ -97,14 +100,8 @@ def cluster_of(options: Namespace) -> "Cluster":
     return cluster.with_host(memory_bytes=memory_bytes, nvme_bytes_per_s=None if drive is None else parse_bytes(rate))
 
 
-def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
+def _asked(options: Namespace) -> tuple[ModelShape, TrainingRequest]:
     """The model, with the images of its samples and what of it is frozen; and the flags as the planner takes them."""
-    from tonnage.models import find_model
-    from tonnage.models.freezing import freeze
-    from tonnage.models.pictures import with_pictures
-    from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, parse_offload
-    from tonnage.units import parse_count
-
     shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
     seq = parse_count(options.seq) if options.seq else _DEFAULT_SEQ
     if tokens > seq:
@@ -149,8 +146,6 @@ def _asked(options: Namespace) -> "tuple[ModelShape, TrainingRequest]":
 
 def adapters_of(options: Namespace) -> dict[str, Any]:
     """The rank, the targets and the base of adapters, as the planner takes them."""
-    from tonnage.budget.training.adapters import parse_targets
-
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     if options.lora_targets and not options.lora and not options.qlora:
@@ -162,11 +157,8 @@ def adapters_of(options: Namespace) -> dict[str, Any]:
     }
 
 
-def _lengths(options: Namespace) -> "Lengths | None":
+def _lengths(options: Namespace) -> Lengths | None:
     """Of samples, cut where a sequence ends."""
-    from tonnage.planner.training.lengths import parse_lengths
-    from tonnage.units import parse_count
-
     if not options.lengths:
         if not options.batching:
             return None
@@ -179,27 +171,15 @@ def _lengths(options: Namespace) -> "Lengths | None":
     return lengths.limited(seq)
 
 
-def _publish(findings: "PlanSearch", options: Namespace, page: Path | None, seconds: float) -> None:
-    from tonnage.planner.training.offers import offers
-    from tonnage.planner.training.reasons import rejected
-    from tonnage.planner.training.search import batching_choices
-    from tonnage.report.plans.training import TrainingAnswer, plan_figures, print_plan
-
-    reasons, offered, changes = rejected(findings), offers(findings), []
-    if not findings.fits:
-        from tonnage.planner.training.remedies import remedies
-
-        changes = remedies(findings)
+def _publish(findings: PlanSearch, options: Namespace, page: Path | None, seconds: float) -> None:
+    reasons, offered = rejected(findings), offers(findings)
+    changes = [] if findings.fits else remedies(findings)
     campaign, batchings = campaign_of(options), batching_choices(findings)
     answer = TrainingAnswer(findings, reasons, changes, offered, seconds, campaign, batchings)
     if options.json:
-        from tonnage.report.output import write_json
-        from tonnage.report.plans.notes import length_figures
-
         write_json(options.json, plan_figures(answer) | length_figures(findings, batchings))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
-        from tonnage.report.output import write_page
 
         write_page(page, render_plan_page(answer), opens=options.open, json_target=options.json)
     elif options.json != "-":
