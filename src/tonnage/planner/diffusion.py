@@ -10,6 +10,7 @@ from itertools import product
 from math import ceil
 from typing import Any, Literal, TypeVar, get_args
 
+from tonnage.budget import largest
 from tonnage.budget.diffusion import (
     DiffusionPass,
     Seconds,
@@ -466,14 +467,13 @@ def _searched(
             and {**plan.choices, name: value} == best.choices
             and (not near or int(plan.choices[name]) in near)
         ]
-    low, high = 0, 1
-    if best.fits:
-        low, high = 1, LARGEST["batch"] + 1
     kept = space[plans.index(best)]
-    while high - low > 1:
-        changed: dict[str, Any] = {batch: (low + high) // 2}
-        fits = planned(pipeline, cluster, replace(kept, **changed)).fits
-        low, high = (changed[batch], high) if fits else (low, changed[batch])
+
+    def fits(count: int) -> bool:
+        changed: dict[str, Any] = {batch: count}
+        return planned(pipeline, cluster, replace(kept, **changed)).fits
+
+    most = largest(1, LARGEST["batch"], fits) if best.fits else 0
     return DiffusionSearch(
-        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=tuple(others), most=low
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=tuple(others), most=most
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from tonnage.budget import largest
 from tonnage.budget.serving import gguf
 from tonnage.budget.serving.kv_cache import KvLayout, LayerGroup
 from tonnage.budget.serving.memory import (
@@ -163,13 +164,13 @@ class LlamaCppRun:
 
     def fitting(self, room_bytes: int) -> int:
         """Return the most layers that leave the margin free on every GPU."""
-        asked, low, high = self.asked, 0, self.count + 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            cards = (self.card(part, middle, asked.users, asked.context) for part in self.parts(middle)[1])
-            fits = max(card.total for card in cards) <= room_bytes - MARGIN_BYTES
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        asked = self.asked
+
+        def fits(on_gpu: int) -> bool:
+            cards = (self.card(part, on_gpu, asked.users, asked.context) for part in self.parts(on_gpu)[1])
+            return max(card.total for card in cards) <= room_bytes - MARGIN_BYTES
+
+        return largest(0, self.count + 1, fits)
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,7 @@ class LlamaPool(KvPool):
         low, high = 0, 1
         while high < LONGEST_CONTEXT and self.holds(high, context):
             low, high = high, 2 * high
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.holds(middle, context) else (low, middle)
-        return low
+        return largest(low, high - 1, lambda users: self.holds(users, context))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

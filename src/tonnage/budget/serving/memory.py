@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tonnage.budget import table
+from tonnage.budget import largest, table
 from tonnage.budget.serving import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.serving.weights import WEIGHT_FORMATS, StageLayers, stages, weight_terms
@@ -128,11 +128,7 @@ class KvPool:
 
     def longest_context(self, users: int, prefix: int = 0) -> int:
         """Return the longest context at which `users` sequences fit; 0 if not even one token does."""
-        low, high = 0, LONGEST_CONTEXT
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.holds(users, middle, prefix) else (low, middle - 1)
-        return low
+        return largest(0, LONGEST_CONTEXT, lambda context: self.holds(users, context, prefix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ sampler. The groups of quantized checkpoints (some are padded so that they split
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tonnage.budget import largest
 from tonnage.budget.serving.memory import (
     ServingBudget,
     ServingConfiguration,
@@ -113,12 +114,9 @@ class _Cutter:
 
     def best(self, known: int) -> tuple[int, ...]:
         """Return the layers per stage; `known` is the room of an equal split."""
-        low, high = known, self._room(1, 1)
-        while low < high:
-            middle = -(-(low + high) // 2)
-            low, high = (middle, high) if sum(self._filled(middle)) >= self._layers else (low, middle - 1)
-        found = self._filled(low)
-        return self._spread(found, low) if sum(found) == self._layers else ()
+        least = largest(known, self._room(1, 1), lambda room: sum(self._filled(room)) >= self._layers)
+        found = self._filled(least)
+        return self._spread(found, least) if sum(found) == self._layers else ()
 
     def _room(self, start: int, count: int) -> int:
         if (start, count) not in self._rooms:
@@ -131,11 +129,7 @@ class _Cutter:
         counts: list[int] = []
         for behind in range(self._pp - 1, -1, -1):
             start = sum(counts)
-            low, high = 0, self._layers - start - behind
-            while low < high:
-                middle = -(-(low + high) // 2)
-                low, high = (middle, high) if self._room(start, middle) >= least else (low, middle - 1)
-            counts.append(low)
+            counts.append(largest(0, self._layers - start - behind, lambda count: self._room(sum(counts), count) >= least))
         return counts
 
     def _spread(self, counts: list[int], least: int) -> tuple[int, ...]:
