@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
-from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains, words_for
+from tonnage.explain.words import half_type, is_of_sdpa, trains, words_for
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
 from tonnage.techniques import change_of
@@ -50,8 +50,11 @@ def autocast(recording: Recording) -> Rewrite | None:
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
     change, costs = change_of("autocast", dtype=dtype)
-    costs += "" if dtype == "bfloat16" else ", scaled losses"
-    return Rewrite(change, costs, precision_words(recording, dtype), [*lowered, *_weight_copies(recording)])
+    short, lightning = "bf16", "bf16-mixed"
+    if dtype != "bfloat16":
+        costs, short, lightning = f"{costs}, scaled losses", "fp16", "16-mixed"
+    how = words_for(recording, "autocast", dtype=dtype, short=short, lightning=lightning)
+    return Rewrite(change, costs, how, [*lowered, *_weight_copies(recording)])
 
 
 def half_weights(recording: Recording) -> Rewrite | None:

@@ -23,14 +23,14 @@ from tonnage.explain.words import (
     batch_words,
     checkpoint_words,
     eight_bit_words,
-    fused_words,
     has_words,
+    optimizers_of,
     trains,
     words_for,
 )
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording, module_pattern
-from tonnage.techniques import change_of
+from tonnage.techniques import change_of, techniques
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _VOCABULARY_AT_LEAST = 16384
@@ -134,9 +134,11 @@ def chunk_loss(recording: Recording) -> Rewrite | None:
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
     """Fuse the optimizer step, which then makes no temporary lists; foreach makes state-sized ones."""
-    kept, how = [a for a in recording.allocations if not _is_foreach_temporary(a)], fused_words(recording)
-    if how is None or len(kept) == len(recording.allocations):
+    kept, names = [a for a in recording.allocations if not _is_foreach_temporary(a)], optimizers_of(recording)
+    known = techniques()["fused-optimizer"]["optimizers"]
+    if len(kept) == len(recording.allocations) or any(name not in known for name in names):
         return None
+    how = words_for(recording, "fused-optimizer", optimizer=names[0]) if names else "fused=True in the optimizer"
     return Rewrite(*change_of("fused-optimizer"), how, kept)
 
 

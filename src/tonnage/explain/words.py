@@ -105,22 +105,6 @@ def checkpoint_words(recording: Recording, blocks: str) -> str:
     return words_for(recording, "recompute", blocks=blocks)
 
 
-def precision_words(recording: Recording, dtype: str) -> str:
-    """Say how to compute in 16 bits."""
-    short, lightning = ("bf16", "bf16-mixed") if dtype == "bfloat16" else ("fp16", "16-mixed")
-    return words_for(recording, "autocast", dtype=dtype, short=short, lightning=lightning)
-
-
-def fused_words(recording: Recording) -> str | None:
-    """Say how to use a fused optimizer step; None if an optimizer has none."""
-    names = optimizers_of(recording)
-    if not names:
-        return "fused=True in the optimizer"
-    if any(name not in techniques()["fused-optimizer"]["optimizers"] for name in names):
-        return None
-    return words_for(recording, "fused-optimizer", optimizer=names[0])
-
-
 def eight_bit_words(recording: Recording) -> str | None:
     """Say how to keep states in 8 bits; None if nothing supports the optimizer."""
     table, names = techniques()["eight-bit-states"]["optimizers"], optimizers_of(recording)

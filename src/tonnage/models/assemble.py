@@ -138,7 +138,7 @@ def _layer(
         norm_parameters=_total(norms),
         norms=sum(tensor.name.endswith("weight") for tensor in norms),
         rms_norm=not any(tensor.name.endswith("bias") for tensor in norms),
-        parallel=is_parallel(fields, model.model_type),
+        parallel=model.model_type in _ALWAYS_PARALLEL or any(map(fields.flag, _PARALLEL_FLAGS)),
         written=str(fields.get("model_type") or "") if fields.part else "",
     )
 
@@ -152,6 +152,7 @@ _FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3
 # Their window applies only if a switch is on; elsewhere a stated window is used.
 _WINDOW_SWITCH = dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "use_sliding_window")
 _SLIDING = {"sliding_attention", "chunked_attention", "sliding", "local", "local_attention"}
+# Attention and MLP read the same input.
 _PARALLEL_FLAGS = ("use_parallel_residual", "parallel_attn", "parallel_residual")
 _ALWAYS_PARALLEL = {"gptj", "codegen", "phi", "cohere", "cohere2"}
 
@@ -227,11 +228,6 @@ def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side
         experts_per_token=min(experts, fields.find("experts_per_token") or 1),
         shared_intermediate=shared or 0,
     )
-
-
-def is_parallel(fields: Fields, model_type: str) -> bool:
-    """Say whether attention and MLP read the same input."""
-    return model_type in _ALWAYS_PARALLEL or any(fields.flag(name) for name in _PARALLEL_FLAGS)
 
 
 def _slides(fields: Fields, model_type: str, index: int) -> bool:

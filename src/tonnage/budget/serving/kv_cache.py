@@ -16,8 +16,9 @@ weights nor the card.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tonnage.models.shape import AttentionKind, AttentionShape, LayerShape
 
@@ -162,32 +163,14 @@ def _grouped(kinds: Counter[LayerGroup], page_bytes: int, block: int) -> KvLayou
     return KvLayout(block, page_bytes * size, tuple(groups))
 
 
-@dataclass(frozen=True, slots=True)
-class Waste:
-    """Tokens reserved but not used, with contiguous and with paged allocation."""
+class Waste(NamedTuple):
+    """Shares of what is reserved that hold no token: in rows of the maximum length, and in pages."""
 
-    used_tokens: int
-    contiguous_tokens: int
-    paged_tokens: int
-
-    @property
-    def contiguous_share(self) -> float:
-        """Unused share if every sequence reserves the maximum length."""
-        return 1 - self.used_tokens / self.contiguous_tokens
-
-    @property
-    def paged_share(self) -> float:
-        """Unused share with paging, from the last block of each sequence."""
-        return 1 - self.used_tokens / self.paged_tokens
+    contiguous_share: float
+    paged_share: float
 
 
 def average_waste(users: int, mean_tokens: int, context: int, block: int) -> Waste:
-    """Like `waste`, for lengths known only on average: a last block is half full."""
+    """Return the waste for lengths known only on average: a last block is half full."""
     used = users * mean_tokens
-    return Waste(used, users * context, used + users * (block - 1) // 2)
-
-
-def waste(lengths: Sequence[int], context: int, block: int) -> Waste:
-    """Compare contiguous reservations of `context` tokens with pages of `block`, for sequences of these lengths."""
-    paged = sum(blocks_for(length, block) for length in lengths) * block
-    return Waste(sum(lengths), len(lengths) * context, paged)
+    return Waste(1 - used / (users * context), 1 - used / (used + users * (block - 1) // 2))

@@ -361,7 +361,7 @@ def _pool(shape: ModelShape, stage: StageLayers, asked: ServingConfiguration, av
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
         stage.kinds, _formats(asked.engine)[asked.kv], block=asked.block, tp=asked.tp, grouped=bool(release and release.grouped),
-        extra_bytes=vllm.index_bytes(shape) if asked.engine != "tonnage" else 0,
+        extra_bytes=vllm.INDEX_BYTES.get(shape.architecture, 0) if asked.engine != "tonnage" else 0,
     )  # fmt: skip
     if asked.engine == "sglang":
         # Sliding-window layers have a pool of their own, with `ratio` times the tokens of the other.

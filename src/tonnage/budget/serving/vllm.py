@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 # DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale per token.
-_INDEX_BYTES = {"deepseek_v32": 132}
+INDEX_BYTES = {"deepseek_v32": 132}
 GRAPHS = "CUDA graphs"
 # The oldest NVIDIA architecture that its kernels are built for.
 LEAST_CAPABILITY = (7, 0)
@@ -116,11 +116,6 @@ def default_batched_tokens(release: VllmRelease, gpu: Gpu, context: int, max_seq
         cut = release.chunked_beyond and context > release.chunked_beyond
         return usual if cut else max(context, usual)
     return min(usual, max_seqs * context)
-
-
-def index_bytes(shape: ModelShape) -> int:
-    """Return the bytes a layer keeps per token beside keys and values."""
-    return _INDEX_BYTES.get(shape.architecture, 0)
 
 
 def profiling_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfiguration", gpu: Gpu) -> Iterator[Term]:

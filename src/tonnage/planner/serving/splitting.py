@@ -129,7 +129,9 @@ class _Cutter:
         counts: list[int] = []
         for behind in range(self._pp - 1, -1, -1):
             start = sum(counts)
-            counts.append(largest(0, self._layers - start - behind, lambda count: self._room(sum(counts), count) >= least))
+            counts.append(
+                largest(0, self._layers - start - behind, lambda count: self._room(sum(counts), count) >= least)
+            )
         return counts
 
     def _spread(self, counts: list[int], least: int) -> tuple[int, ...]:
