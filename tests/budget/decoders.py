@@ -1,5 +1,9 @@
-"""Decoders for tests of the training budget."""
+"""Decoders for tests of the training budget, and what its terms come to."""
 
+from collections.abc import Iterable
+
+from tonnage.budget.terms import Term, total
+from tonnage.ledger import Category
 from tonnage.models import ModelShape, from_config
 
 LLAMA_1B = {
@@ -22,3 +26,8 @@ def llama(**changes: object) -> ModelShape:
 def gpt2(**changes: object) -> ModelShape:
     """The smallest GPT-2, or one that differs from it."""
     return from_config({"model_type": "gpt2", **changes})
+
+
+def bytes_of(category: Category, terms: Iterable[Term]) -> float:
+    """What the terms of a category come to."""
+    return total(term for term in terms if term.category is category)

@@ -39,14 +39,3 @@ def product_term(category: Category, name: str, **numbers: Any) -> Term:
 def total(terms: Iterable[Term]) -> Quantity:
     """Sum the terms' bytes."""
     return sum((term.size_bytes for term in terms), start=0.0)
-
-
-def by_category(terms: Iterable[Term]) -> dict[Category, Quantity]:
-    """Sum the terms by category, in the order of `Category`."""
-    sums: dict[Category, Quantity] = {}
-    listed = list(terms)
-    for category in Category:
-        found = [term for term in listed if term.category is category]
-        if found:
-            sums[category] = total(found)
-    return sums

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonnage.budget.terms import by_category
+from budget.decoders import bytes_of
 from tonnage.budget.training.configuration import Configuration
 from tonnage.budget.training.memory import TrainingBudget, training_budget
 from tonnage.budget.training.states import model_states_bytes, optimizer_bytes
@@ -84,4 +84,4 @@ def test_what_fits_instead(choices: dict[str, str], expected: float) -> None:
 def test_the_host_memory_of_an_offloaded_optimizer() -> None:
     found = plan_70b(framework="deepspeed", optimizer_place="host")
     assert float(found.host_bytes) / GB == pytest.approx(123, abs=0.5)
-    assert by_category(found.terms).get(Category.OPTIMIZER_STATES, 0) == 0
+    assert bytes_of(Category.OPTIMIZER_STATES, found.terms) == 0

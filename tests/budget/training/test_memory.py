@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget.decoders import gpt2, llama
-from tonnage.budget.terms import by_category, total
+from budget.decoders import bytes_of, gpt2, llama
+from tonnage.budget.terms import total
 from tonnage.budget.training.configuration import Configuration
 from tonnage.budget.training.memory import TrainingBudget, training_budget
 from tonnage.hardware import find_gpu
@@ -133,7 +133,7 @@ def test_foreach_needs_one_more_set_of_states() -> None:
 
 def test_the_loss_dominates_a_large_vocabulary() -> None:
     full, chunked = (
-        by_category(budget(Configuration(precision="bf16", seq=8192, loss=loss)).terms)[Category.ACTIVATIONS]
+        bytes_of(Category.ACTIVATIONS, budget(Configuration(precision="bf16", seq=8192, loss=loss)).terms)
         for loss in ("full", "chunked")
     )
     # Chunks sum up the gradient of what the head reads.
@@ -145,8 +145,8 @@ def test_offload_moves_states_to_the_host() -> None:
     stays, moved = (budget(Configuration(**place, optimizer_place=where)) for where in ("gpu", "host"))
     count = SHAPE.parameters
 
-    assert by_category(stays.terms)[Category.OPTIMIZER_STATES] == pytest.approx(12 * count / 8)
-    assert by_category(moved.terms).get(Category.OPTIMIZER_STATES, 0) == 0
+    assert bytes_of(Category.OPTIMIZER_STATES, stays.terms) == pytest.approx(12 * count / 8)
+    assert bytes_of(Category.OPTIMIZER_STATES, moved.terms) == 0
     assert stays.host_bytes == 0
     assert moved.host_bytes == pytest.approx((12 + 2) * count / 8)
     assert moved.pinned_bytes == pytest.approx(2 * count / 8)
@@ -173,7 +173,7 @@ def test_pipelines_report_their_worst_stage() -> None:
 
 def test_context_parallelism_divides_activations() -> None:
     alone, shared = (
-        by_category(budget(Configuration(framework="megatron", seq=8192, cp=cp)).terms)[Category.ACTIVATIONS]
+        bytes_of(Category.ACTIVATIONS, budget(Configuration(framework="megatron", seq=8192, cp=cp)).terms)
         for cp in (1, 4)
     )
     assert shared == pytest.approx(alone / 4)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budget.decoders import llama
-from tonnage.budget.terms import by_category, total
+from budget.decoders import bytes_of, llama
+from tonnage.budget.terms import total
 from tonnage.budget.training.adapters import ALL_LINEAR
 from tonnage.budget.training.configuration import Configuration
 from tonnage.budget.training.states import lora_parameters, model_states_bytes, optimizer_bytes, stages
@@ -21,7 +21,8 @@ def bytes_each(**choices: object) -> dict[Category, float]:
     """Bytes a parameter, by category, on one GPU."""
     configuration = Configuration(**choices)
     (found,) = stages(SHAPE, configuration)
-    return {category: float(size) / COUNT for category, size in by_category((*found.kept, found.gradients)).items()}
+    terms = (*found.kept, found.gradients)
+    return {category: float(bytes_of(category, terms)) / COUNT for category in Category}
 
 
 @pytest.mark.parametrize(
@@ -51,9 +52,7 @@ def test_bytes_a_parameter(framework: str, precision: str, parameter: int, gradi
 )
 def test_optimizer_states_in_fp32(optimizer: str, expected: float) -> None:
     assert optimizer_bytes(optimizer) == pytest.approx(expected)
-    assert bytes_each(precision="fp32", optimizer=optimizer).get(Category.OPTIMIZER_STATES, 0) == pytest.approx(
-        expected
-    )
+    assert bytes_each(precision="fp32", optimizer=optimizer)[Category.OPTIMIZER_STATES] == pytest.approx(expected)
 
 
 def test_adafactor_keeps_rows_and_columns() -> None:
