@@ -26,7 +26,6 @@ class Pipeline:
     kind: str
     text: dict[str, int]
     vae: str
-    channels: int
     resolution: tuple[int, int]
     side: int
     steps: int

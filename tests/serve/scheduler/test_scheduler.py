@@ -106,14 +106,6 @@ class TestSteps:
         driver.land()
         assert other.output == counted(other) and all_free(driver)
 
-    def test_first_token_times_come_from_the_clock(self) -> None:
-        driver = Driver()
-        sequence = driver.add(3)
-        driver.turn()
-        driver.now_s = 7.0
-        driver.turns(4)
-        assert sequence.first_token_s == 7.0
-
 
 class TestCompletions:
     def test_a_second_one_is_passed_over(self) -> None:

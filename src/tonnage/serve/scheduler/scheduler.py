@@ -361,8 +361,6 @@ class Scheduler:
                 self.tables.publish(sequence, chunk.start + chunk.count)
                 if token is None:
                     continue
-                if len(sequence.tokens) == sequence.prompt_length:
-                    sequence.first_token_s = self.clock()
                 sequence.tokens.append(token)
                 if token in sequence.stops:
                     self._end([sequence], "stop", finished)

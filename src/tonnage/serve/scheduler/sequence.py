@@ -60,7 +60,6 @@ class Sequence:
     cached: int = 0  # prompt tokens found in the prefix cache
     preemptions: int = 0
     admitted_s: float = 0.0  # the first time
-    first_token_s: float = 0.0
 
     # Set by the scheduler.
     rank: int = -1  # order of first admission; the highest is preempted first
