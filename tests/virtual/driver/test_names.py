@@ -31,6 +31,16 @@ def test_names_are_sorted_functions_with_a_version_at_most(library: str) -> None
     assert names == sorted(set(names))
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_functions_that_do_nothing_are_listed_once_and_have_no_implementation(library: str) -> None:
+    kinds = ("succeeds", "launches", "makes", "frees")
+    functions = [name for kind in kinds for name in LIBRARIES[library].get(kind, "").split()]
+    listed = {line.split()[0] for line in (NAMES / f"{library}.txt").read_text().splitlines()}
+    written = "".join(path.read_text() for path in NATIVE.glob("*.c") if path.stem.split("_")[0] == library)
+    assert len(functions) == len(set(functions)) and set(functions) <= listed
+    assert not [name for name in functions if re.search(rf"\b{name}\(.*\) {{", written)]
+
+
 @pytest.mark.parametrize(
     ("library", "names"),
     [

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,31 @@ NATIVE = Path(__file__).parent / "native"
 SHIPPED = Path(__file__).parent / "lib"
 CORE = "libtonnage-driver.so"
 _CORE_UNITS = ("core.c", "observe.c", "streams.c", "host.c", "kernels.c", "machine_code.c", "draws.c")
-_FLAGS = ("-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+_FLAGS = (
+    "-O1 -shared -fPIC -fvisibility=hidden -fexceptions -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Werror".split()
+)
+
+_STUBS_NEED = """#include <stdlib.h>
+void tn_unknown(const char *, const char *);
+void tn_launch(void);"""
+# By the kind that `native/names/libraries.toml` lists a function as. No object of ours is larger.
+_BODIES = {
+    "succeeds": "return 0;",
+    "launches": "tn_launch(); return 0;",
+    "makes": "*(void **)first = calloc(1, 512); return 0;",
+    "frees": "free(first); return 0;",
+}
 
 
 @dataclass(frozen=True)
 class Library:
-    """One library below torch: its soname, and the status that an unsupported function returns."""
+    """One library below torch, as `native/names/libraries.toml` describes it."""
 
     name: str
     soname: str
     version: str
     not_supported: int
+    bodies: Mapping[str, str]  # in C, of functions that succeed without an implementation
 
     @property
     def functions(self) -> list[str]:
@@ -40,14 +54,20 @@ class Library:
         lines = (NATIVE / "names" / f"{self.name}.txt").read_text().splitlines()
         return [line.split()[0] for line in lines if line and not line.startswith("#")]
 
+    def stub(self, function: str) -> str:
+        """Return a weak definition, which a real implementation overrides; one that is not listed fails."""
+        body = self.bodies.get(function, f'tn_unknown("{self.name}", "{function}"); return {self.not_supported};')
+        return f'__attribute__((weak, visibility("default"))) long {function}(void *first) {{ {body} }}'
+
 
 def libraries(cuda: int) -> list[Library]:
     """Return all libraries, in loading order."""
     rows = tomllib.loads((NATIVE / "names" / "libraries.toml").read_text())
-    return [
-        Library(name, row["soname"][str(cuda)], row["version"][str(cuda)], row["not_supported"])
-        for name, row in rows.items()
-    ]
+    found = []
+    for name, row in rows.items():
+        bodies = {function: body for kind, body in _BODIES.items() for function in row.get(kind, "").split()}
+        found.append(Library(name, row["soname"][str(cuda)], row["version"][str(cuda)], row["not_supported"], bodies))
+    return found
 
 
 def library_folder(cuda: int) -> Path:
@@ -65,14 +85,8 @@ def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
     _compile(compiler, core, CORE, [NATIVE / unit for unit in _CORE_UNITS], ["-ldl", "-lpthread"])
     with tempfile.TemporaryDirectory() as scratch:
         for library in libraries(cuda):
-            # Every function is a weak stub that fails; real implementations override theirs.
             stubs = Path(scratch) / f"{library.name}.c"
-            lines = [
-                "void tn_unknown(const char *, const char *);",
-                "#define STUB(name) __attribute__((weak, visibility(\"default\"))) long name(void) "
-                f"{{ tn_unknown(\"{library.name}\", #name); return {library.not_supported}; }}",
-            ]  # fmt: skip
-            stubs.write_text("\n".join([*lines, *(f"STUB({name})" for name in library.functions)]) + "\n")
+            stubs.write_text("\n".join([_STUBS_NEED, *map(library.stub, library.functions)]) + "\n")
             units = sorted(path for path in NATIVE.glob("*.c") if path.stem.split("_")[0] == library.name)
             flags = [f"-DCUDA_MAJOR={cuda}", f"-L{folder}", "-l:" + CORE, "-ldl", f"-I{NATIVE}"]
             if library.version:
@@ -111,7 +125,7 @@ def _build_here(cuda: int, target: Path) -> None:
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(platform.machine().encode())
-    for path in sorted(NATIVE.rglob("*")):
+    for path in (Path(__file__), *sorted(NATIVE.rglob("*"))):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]

@@ -230,19 +230,13 @@ TN_EXPORT int64_t tn_give_memory(uint64_t address) {
   return size;
 }
 
-TN_EXPORT uint64_t tn_reserve_addresses(int64_t size, int64_t alignment) {
-  (void)alignment;
+TN_EXPORT uint64_t tn_reserve_addresses(int64_t size) {
   uint64_t address = 0;
   LOCKED {
     address = take_addresses((uint64_t)size);
     keep((Held){address, size, tn_current_device(), 0});
   }
   return address;
-}
-
-TN_EXPORT void tn_free_addresses(uint64_t address, int64_t size) {
-  (void)size;
-  tn_give_memory(address);
 }
 
 TN_EXPORT int64_t tn_size_at(uint64_t address, uint64_t *start) {
@@ -269,15 +263,10 @@ TN_EXPORT int tn_is_device(const void *pointer) {
   return device;
 }
 
-static int64_t launches;
-
-TN_EXPORT long long tn_launch(const char *name) {
-  (void)name;
-  if (!__atomic_load_n(&launches, __ATOMIC_RELAXED)) tn_use("kernels");
-  return __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+TN_EXPORT void tn_launch(void) {
+  static int launched;
+  if (!__atomic_exchange_n(&launched, 1, __ATOMIC_RELAXED)) tn_use("kernels");
 }
-
-TN_EXPORT long long tn_launches(void) { return launches; }
 
 static __thread int current_device;
 TN_EXPORT int tn_current_device(void) { return current_device; }

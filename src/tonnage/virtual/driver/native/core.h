@@ -1,5 +1,5 @@
 // What every stand-in library shares: the card, its memory, the log of events, and questions to Python.
-// A device that computes nothing: addresses are made up, launches are counted, sizes are kept.
+// A device that computes nothing: addresses are made up, sizes are kept.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -48,25 +48,23 @@ extern int tn_cuda_major;
 
 // Memory of the card. 0: out of memory.
 uint64_t tn_take_memory(int device, int64_t size);
-int64_t tn_give_memory(uint64_t address);           // its size, 0: unknown address
+int64_t tn_give_memory(uint64_t address);           // or reserved addresses; their size, 0: unknown address
 int tn_hold(int device, int64_t size);              // physical memory without an address; 0: not enough
 void tn_release(int device, int64_t size);
 void tn_end_request(void);                          // torch has its block, or gave up
-uint64_t tn_reserve_addresses(int64_t size, int64_t alignment);
-void tn_free_addresses(uint64_t address, int64_t size);
+uint64_t tn_reserve_addresses(int64_t size);        // without memory behind them
 int64_t tn_free_bytes(int device);
 int64_t tn_used_bytes(int device);
 int tn_is_device(const void *pointer);              // its device + 1, or 0 for the host
 int64_t tn_size_at(uint64_t address, uint64_t *start);  // of the allocation or reservation around an address
 
-long long tn_launch(const char *name);
+void tn_launch(void);
 
 // The log, what nobody gave a meaning, and what libraries take from the card.
 void tn_log(int kind, int device, uint64_t address, int64_t size);
 void tn_unknown(const char *library, const char *name);
 void tn_use(const char *library);
 long long tn_ask(const char *question);
-const char *tn_operator(void);
 int tn_current_device(void);
 void tn_set_current_device(int device);
 

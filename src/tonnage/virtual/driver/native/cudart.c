@@ -25,16 +25,12 @@ API Error cudaSetDevice(int device) {
   tn_set_current_device(device);
   return 0;
 }
-API Error cudaInitDevice(int device, unsigned flags, unsigned more) { return (void)flags, (void)more, result(device < tn_card.devices ? 0 : cudaErrorInvalidDevice); }
+API Error cudaInitDevice(int device, unsigned flags, unsigned more) { return result(device < tn_card.devices ? 0 : cudaErrorInvalidDevice); }
 API Error cudaDriverGetVersion(int *version) { return *version = tn_card.driver_version, 0; }
 API Error cudaRuntimeGetVersion(int *version) { return *version = tn_card.runtime_version, 0; }
 API Error cudaGetDeviceFlags(unsigned *flags) { return *flags = 0, 0; }
-API Error cudaSetDeviceFlags(unsigned flags) { return (void)flags, 0; }
-API Error cudaDeviceReset(void) { return 0; }
 API Error cudaDeviceSynchronize(void) { return result(tn_device_synchronize()); }
 API Error cudaDeviceCanAccessPeer(int *can, int from, int to) { return *can = from != to, 0; }
-API Error cudaDeviceEnablePeerAccess(int peer, unsigned flags) { return (void)peer, (void)flags, 0; }
-API Error cudaDeviceDisablePeerAccess(int peer) { return (void)peer, 0; }
 API Error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 API Error cudaDeviceGetPCIBusId(char *text, int room, int device) { return snprintf(text, (size_t)room, "0000:%02X:00.0", device + 1), 0; }
 API Error cudaDeviceGetByPCIBusId(int *device, const char *text) {
@@ -42,9 +38,7 @@ API Error cudaDeviceGetByPCIBusId(int *device, const char *text) {
   sscanf(text, "%x:%x", &domain, &bus);
   return *device = (int)bus - 1, 0;
 }
-API Error cudaDeviceSetLimit(int limit, size_t value) { return (void)limit, (void)value, 0; }
 API Error cudaDeviceGetLimit(size_t *value, int limit) { return *value = limit == 0 ? 1024 : limit == 2 ? 8 << 20 : 0, 0; }
-API Error cudaDeviceSetCacheConfig(int config) { return (void)config, 0; }
 
 API Error cudaDeviceGetAttribute(int *value, int attribute, int device) { return *value = tn_device_attribute(attribute, device), 0; }
 
@@ -114,16 +108,15 @@ API Error cudaMemGetInfo(size_t *free_bytes, size_t *total) {
   return 0;
 }
 
-API Error cudaHostAlloc(void **pointer, size_t size, unsigned flags) { return (void)flags, result((*pointer = tn_host_alloc(size, TN_PINNED)) ? 0 : cudaErrorMemoryAllocation); }
+API Error cudaHostAlloc(void **pointer, size_t size, unsigned flags) { return result((*pointer = tn_host_alloc(size, TN_PINNED)) ? 0 : cudaErrorMemoryAllocation); }
 API Error cudaMallocHost(void **pointer, size_t size) { return cudaHostAlloc(pointer, size, 0); }
 API Error cudaFreeHost(void *pointer) { return result(!pointer || tn_host_free(pointer) ? 0 : cudaErrorInvalidValue); }
-API Error cudaHostRegister(void *pointer, size_t size, unsigned flags) { return (void)flags, tn_host_register(pointer, size), 0; }
+API Error cudaHostRegister(void *pointer, size_t size, unsigned flags) { return tn_host_register(pointer, size), 0; }
 API Error cudaHostUnregister(void *pointer) { return tn_host_unregister(pointer), 0; }
-API Error cudaHostGetDevicePointer(void **device, void *host, unsigned flags) { return (void)flags, *device = host, 0; }
-API Error cudaHostGetFlags(unsigned *flags, void *host) { return (void)host, *flags = 0, 0; }
-API Error cudaMallocManaged(void **pointer, size_t size, unsigned flags) { return (void)flags, result((*pointer = tn_host_alloc(size, TN_MANAGED)) ? 0 : cudaErrorMemoryAllocation); }
-API Error cudaMemPrefetchAsync(const void *pointer, size_t size, int device, void *stream) { return (void)pointer, (void)size, (void)device, tn_queue(stream), 0; }
-API Error cudaMemAdvise(const void *pointer, size_t size, int advice, int device) { return (void)pointer, (void)size, (void)advice, (void)device, 0; }
+API Error cudaHostGetDevicePointer(void **device, void *host, unsigned flags) { return *device = host, 0; }
+API Error cudaHostGetFlags(unsigned *flags, void *host) { return *flags = 0, 0; }
+API Error cudaMallocManaged(void **pointer, size_t size, unsigned flags) { return result((*pointer = tn_host_alloc(size, TN_MANAGED)) ? 0 : cudaErrorMemoryAllocation); }
+API Error cudaMemPrefetchAsync(const void *pointer, size_t size, int device, void *stream) { return tn_queue(stream), 0; }
 
 API Error cudaPointerGetAttributes(struct cudaPointerAttributes *to, const void *pointer) {
   memset(to, 0, sizeof *to);
@@ -141,8 +134,6 @@ static struct { int64_t used, used_high, reserved, reserved_high; uint64_t thres
 
 API Error cudaDeviceGetDefaultMemPool(void **pool, int device) { return *pool = &pools[device], 0; }
 API Error cudaDeviceGetMemPool(void **pool, int device) { return *pool = &pools[device], 0; }
-API Error cudaDeviceSetMemPool(int device, void *pool) { return (void)device, (void)pool, 0; }
-API Error cudaMemPoolSetAccess(void *pool, const void *access, size_t count) { return (void)pool, (void)access, (void)count, 0; }
 API Error cudaMemPoolSetAttribute(void *pool, int attribute, void *value) {
   int device = (int)(((char *)pool - (char *)pools) / (long)sizeof pools[0]);
   if (attribute == 4) pools[device].threshold = *(uint64_t *)value;
@@ -158,7 +149,6 @@ API Error cudaMemPoolGetAttribute(void *pool, int attribute, void *value) {
   else return result(cudaErrorInvalidValue);
   return 0;
 }
-API Error cudaMemPoolTrimTo(void *pool, size_t keep) { return (void)pool, (void)keep, 0; }
 API Error cudaMallocAsync(void **pointer, size_t size, void *stream) {
   int device = tn_current_device();
   Error error = cudaMalloc(pointer, size);
@@ -170,7 +160,7 @@ API Error cudaMallocAsync(void **pointer, size_t size, void *stream) {
   if (pools[device].reserved > pools[device].reserved_high) pools[device].reserved_high = pools[device].reserved;
   return 0;
 }
-API Error cudaMallocFromPoolAsync(void **pointer, size_t size, void *pool, void *stream) { return (void)pool, cudaMallocAsync(pointer, size, stream); }
+API Error cudaMallocFromPoolAsync(void **pointer, size_t size, void *pool, void *stream) { return cudaMallocAsync(pointer, size, stream); }
 API Error cudaFreeAsync(void *pointer, void *stream) {
   int device = tn_is_device(pointer) - 1;
   if (device < 0) return result(cudaErrorInvalidValue);
@@ -190,19 +180,19 @@ API Error cudaIpcGetMemHandle(IpcHandle *handle, void *pointer) {
   handle->size = tn_size_at((uint64_t)pointer, &handle->address);
   return result(handle->size ? 0 : cudaErrorInvalidValue);
 }
-API Error cudaIpcOpenMemHandle(void **pointer, IpcHandle handle, unsigned flags) { return (void)flags, *pointer = (void *)tn_reserve_addresses(handle.size, 0), 0; }
+API Error cudaIpcOpenMemHandle(void **pointer, IpcHandle handle, unsigned flags) { return *pointer = (void *)tn_reserve_addresses(handle.size), 0; }
 API Error cudaIpcCloseMemHandle(void *pointer) { return tn_give_memory((uint64_t)pointer), 0; }
-API Error cudaIpcGetEventHandle(IpcHandle *handle, void *event) { return (void)event, memset(handle, 0, sizeof *handle), 0; }
-API Error cudaIpcOpenEventHandle(void **event, IpcHandle handle) { return (void)handle, *event = tn_new_event(0), 0; }
+API Error cudaIpcGetEventHandle(IpcHandle *handle, void *event) { return memset(handle, 0, sizeof *handle), 0; }
+API Error cudaIpcOpenEventHandle(void **event, IpcHandle handle) { return *event = tn_new_event(0), 0; }
 
 // Copies and fills
 
-API Error cudaMemcpy(void *to, const void *from, size_t size, int kind) { return (void)kind, tn_copy(to, from, size), tn_queue_copy(NULL, to, from, size), tn_stream_synchronize(NULL), 0; }
-API Error cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) { return (void)kind, tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
-API Error cudaMemcpyPeer(void *to, int there, const void *from, int here, size_t size) { return (void)there, (void)here, tn_copy(to, from, size), 0; }
-API Error cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t size, void *stream) { return (void)there, (void)here, tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
+API Error cudaMemcpy(void *to, const void *from, size_t size, int kind) { return tn_copy(to, from, size), tn_queue_copy(NULL, to, from, size), tn_stream_synchronize(NULL), 0; }
+API Error cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) { return tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
+API Error cudaMemcpyPeer(void *to, int there, const void *from, int here, size_t size) { return tn_copy(to, from, size), 0; }
+API Error cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t size, void *stream) { return tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
 API Error cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind, void *stream) {
-  (void)kind, tn_queue_copy(stream, to, from, width * height);
+  tn_queue_copy(stream, to, from, width * height);
   for (size_t row = 0; row < height; row++) tn_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
   return 0;
 }
@@ -214,8 +204,7 @@ API Error cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, siz
   for (size_t row = 0; row < height; row++) tn_fill((char *)to + row * pitch, value, width);
   return 0;
 }
-API Error cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) { return (void)symbol, (void)from, (void)size, (void)offset, (void)kind, 0; }
-API Error cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind, void *stream) { return (void)symbol, (void)from, (void)size, (void)offset, (void)kind, tn_queue(stream), 0; }
+API Error cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t size, size_t offset, int kind, void *stream) { return tn_queue(stream), 0; }
 API Error cudaGetSymbolAddress(void **address, const void *symbol) { return *address = tn_variable(symbol), 0; }
 
 // Streams and events
@@ -230,11 +219,8 @@ API Error cudaStreamGetId(void *stream, unsigned long long *id) { return *id = t
 API Error cudaStreamGetDevice(void *stream, int *device) { return *device = tn_stream(stream)->device, 0; }
 API Error cudaStreamSynchronize(void *stream) { return result(tn_stream_synchronize(stream)); }
 API Error cudaStreamQuery(void *stream) { return result(tn_stream_query(stream)); }
-API Error cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { return (void)flags, result(tn_stream_wait(stream, event)); }
-API Error cudaStreamAttachMemAsync(void *stream, void *pointer, size_t size, unsigned flags) { return (void)stream, (void)pointer, (void)size, (void)flags, 0; }
-API Error cudaStreamSetAttribute(void *stream, int attribute, const void *value) { return (void)stream, (void)attribute, (void)value, 0; }
+API Error cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { return result(tn_stream_wait(stream, event)); }
 API Error cudaStreamAddCallback(void *stream, void (*callback)(void *, Error, void *), void *data, unsigned flags) {
-  (void)flags;
   if (!tn_stream(stream)->capture) callback(stream, 0, data);  // everything before it is as good as done
   return 0;
 }
@@ -245,9 +231,8 @@ API Error cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data)
 }
 API Error cudaEventCreate(void **event) { return *event = tn_new_event(0), 0; }
 API Error cudaEventCreateWithFlags(void **event, unsigned flags) { return *event = tn_new_event(flags), 0; }
-API Error cudaEventDestroy(void *event) { return free(event), 0; }
 API Error cudaEventRecord(void *event, void *stream) { return result(tn_event_record(event, stream)); }
-API Error cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) { return (void)flags, result(tn_event_record(event, stream)); }
+API Error cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) { return result(tn_event_record(event, stream)); }
 API Error cudaEventQuery(void *event) { return tn_event_query(event); }  // "not ready" is an answer, no error
 API Error cudaEventSynchronize(void *event) { return result(tn_event_synchronize(event)); }
 API Error cudaEventElapsedTime(float *ms, void *from, void *to) { return *ms = tn_event_elapsed_ms(from, to), 0; }
@@ -257,7 +242,6 @@ API Error cudaEventElapsedTime(float *ms, void *from, void *to) { return *ms = t
 API Error cudaStreamBeginCapture(void *stream, int mode) { return result(tn_begin_capture(stream, mode)); }
 API Error cudaStreamEndCapture(void *stream, void **graph) { return result(tn_end_capture(stream, graph)); }
 API Error cudaStreamIsCapturing(void *stream, int *status) { return *status = tn_capture_status(stream, NULL, NULL), 0; }
-API Error cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t count, unsigned flags) { return (void)stream, (void)nodes, (void)count, (void)flags, 0; }
 API Error cudaThreadExchangeStreamCaptureMode(int *mode) {
   static __thread int current;
   int before = current;
@@ -274,12 +258,11 @@ static Error capture_info(void *stream, int *status, unsigned long long *id, voi
 #if CUDA_MAJOR == 12
 API Error cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) { return capture_info(stream, status, id, NULL, NULL, NULL); }
 API Error cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes, size_t *count) { return capture_info(stream, status, id, graph, nodes, count); }
-API Error cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes, const void **edges, size_t *count) { return (void)edges, capture_info(stream, status, id, graph, nodes, count); }
+API Error cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes, const void **edges, size_t *count) { return capture_info(stream, status, id, graph, nodes, count); }
 #else
-API Error cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes, const void **edges, size_t *count) { return (void)edges, capture_info(stream, status, id, graph, nodes, count); }
+API Error cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph, const void ***nodes, const void **edges, size_t *count) { return capture_info(stream, status, id, graph, nodes, count); }
 #endif
-API Error cudaGraphCreate(void **graph, unsigned flags) { return (void)flags, *graph = calloc(1, sizeof(Graph)), 0; }
-API Error cudaGraphDestroy(void *graph) { return free(graph), 0; }
+API Error cudaGraphCreate(void **graph, unsigned flags) { return *graph = calloc(1, sizeof(Graph)), 0; }
 API Error cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
   // Nodes are counted and not kept: a caller who asks for them gets their numbers as handles.
   for (size_t i = 0; nodes && i < *count; i++) nodes[i] = (void *)(i + 1);
@@ -287,16 +270,12 @@ API Error cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
   return 0;
 }
 API Error cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags) {
-  (void)flags;
   GraphExec *made = calloc(1, sizeof *made);
   made->nodes = ((Graph *)graph)->nodes;
   return *exec = made, 0;
 }
 API Error cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { return cudaGraphInstantiate(exec, graph, flags); }
-API Error cudaGraphExecDestroy(void *exec) { return free(exec), 0; }
-API Error cudaGraphLaunch(void *exec, void *stream) { return (void)exec, tn_queue(stream), tn_launch("graph"), 0; }
-API Error cudaGraphUpload(void *exec, void *stream) { return (void)exec, (void)stream, 0; }
-API Error cudaGraphDebugDotPrint(void *graph, const char *path, unsigned flags) { return (void)graph, (void)path, (void)flags, 0; }
+API Error cudaGraphLaunch(void *exec, void *stream) { return tn_queue(stream), tn_launch(), 0; }
 
 // Kernels
 
@@ -310,31 +289,24 @@ API Error __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, vo
   return 0;
 }
 API void **__cudaRegisterFatBinary(void *binary) { return tn_register_binary(binary); }
-API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
-API char __cudaInitModule(void **handle) { return (void)handle, 1; }
+API char __cudaInitModule(void **handle) { return 1; }
 API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int threads, void *a, void *b, void *c, void *d, int *e) {
-  (void)device, (void)threads, (void)a, (void)b, (void)c, (void)d, (void)e;
   tn_register_kernel(handle, host, name);
 }
 API void __cudaRegisterVar(void **handle, char *host, char *address, const char *name, int external, size_t size, int constant, int global) {
-  (void)handle, (void)address, (void)name, (void)external, (void)constant, (void)global;
   tn_register_variable(host, size);
 }
 API Error __cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, 0; }
 static Error launch(const void *function, dim3 grid, dim3 block, void *stream) {
   tn_queue_kernel(stream, function, (int64_t)grid.x * grid.y * grid.z * block.x * block.y * block.z);
-  return tn_launch(tn_kernel_name(function)), 0;
+  return tn_launch(), 0;
 }
-API Error __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(kernel, grid, block, stream); }
-API Error cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(function, grid, block, stream); }
-API Error cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(function, grid, block, stream); }
-API Error cudaLaunchKernelExC(const struct cudaLaunchConfig *config, const void *function, void **arguments) { return (void)arguments, launch(function, config->gridDim, config->blockDim, config->stream); }
+API Error __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return launch(kernel, grid, block, stream); }
+API Error cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return launch(function, grid, block, stream); }
+API Error cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return launch(function, grid, block, stream); }
+API Error cudaLaunchKernelExC(const struct cudaLaunchConfig *config, const void *function, void **arguments) { return launch(function, config->gridDim, config->blockDim, config->stream); }
 API Error cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, 0; }
 API Error cudaGetFuncBySymbol(void **function, const void *symbol) { return *function = (void *)symbol, 0; }
-API Error cudaFuncSetAttribute(const void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, 0; }
-API Error cudaFuncSetCacheConfig(const void *function, int config) { return (void)function, (void)config, 0; }
-API Error cudaFuncSetSharedMemConfig(const void *function, int config) { return (void)function, (void)config, 0; }
 API Error cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *function) {
   TnKernel kernel = tn_kernel(function);
   memset(to, 0, sizeof *to);
@@ -345,8 +317,8 @@ API Error cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *funct
   return 0;
 }
 API Error cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) { return *blocks = tn_occupancy(tn_kernel(function), threads, (int64_t)shared), 0; }
-API Error cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads, size_t shared, unsigned flags) { return (void)flags, cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared); }
-API Error cudaOccupancyMaxActiveClusters(int *clusters, const void *function, const struct cudaLaunchConfig *config) { return (void)function, (void)config, *clusters = tn_card.sm_count, 0; }
+API Error cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads, size_t shared, unsigned flags) { return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared); }
+API Error cudaOccupancyMaxActiveClusters(int *clusters, const void *function, const struct cudaLaunchConfig *config) { return *clusters = tn_card.sm_count, 0; }
 
 // The driver behind the runtime
 
@@ -356,7 +328,5 @@ static Error entry_point(const char *name, void **function, int *found) {
   if (found) *found = *function ? 0 : 1;  // cudaDriverEntryPointSymbolNotFound
   return *function ? 0 : cudaErrorSymbolNotFound;
 }
-API Error cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *found) { return (void)flags, entry_point(name, function, found); }
-API Error cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *found) { return (void)version, (void)flags, entry_point(name, function, found); }
-API Error cudaProfilerStart(void) { return 0; }
-API Error cudaProfilerStop(void) { return 0; }
+API Error cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *found) { return entry_point(name, function, found); }
+API Error cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *found) { return entry_point(name, function, found); }

@@ -36,17 +36,10 @@ TN_EXPORT int cudnnCreate(Handle **handle) {
   return (*handle = calloc(1, sizeof **handle)) ? SUCCESS : NO_HOST_MEMORY;
 }
 
-TN_EXPORT int cudnnDestroy(Handle *handle) { free(handle); return SUCCESS; }
 TN_EXPORT int cudnnSetStream(Handle *handle, void *stream) { handle->stream = stream; return SUCCESS; }
 TN_EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->stream; return SUCCESS; }
 
 // Descriptors of tensors and filters.
-
-TN_EXPORT int cudnnCreateTensorDescriptor(Tensor **tensor) {
-  return (*tensor = calloc(1, sizeof **tensor)) ? SUCCESS : NO_HOST_MEMORY;
-}
-
-TN_EXPORT int cudnnDestroyTensorDescriptor(Tensor *tensor) { free(tensor); return SUCCESS; }
 
 TN_EXPORT int cudnnSetTensorNdDescriptor(Tensor *tensor, int type, int dims, const int *sizes, const int *strides) {
   if (dims < 1 || dims > DIMENSIONS) return NOT_SUPPORTED;
@@ -65,12 +58,6 @@ TN_EXPORT int cudnnGetTensorNdDescriptor(const Tensor *tensor, int wanted, int *
   return SUCCESS;
 }
 
-TN_EXPORT int cudnnCreateFilterDescriptor(Filter **filter) {
-  return (*filter = calloc(1, sizeof **filter)) ? SUCCESS : NO_HOST_MEMORY;
-}
-
-TN_EXPORT int cudnnDestroyFilterDescriptor(Filter *filter) { free(filter); return SUCCESS; }
-
 TN_EXPORT int cudnnSetFilterNdDescriptor(Filter *filter, int type, int format, int dims, const int *sizes) {
   if (dims < 1 || dims > DIMENSIONS) return NOT_SUPPORTED;
   *filter = (Filter){.type = type, .format = format, .dims = dims};
@@ -86,40 +73,14 @@ TN_EXPORT int cudnnGetFilterNdDescriptor(const Filter *filter, int wanted, int *
   return SUCCESS;
 }
 
-// Descriptors that say how to compute: nothing is computed, so they hold nothing.
-
-static int make_empty(void **descriptor) { return (*descriptor = malloc(1)) ? SUCCESS : NO_HOST_MEMORY; }
-
-TN_EXPORT int cudnnCreateActivationDescriptor(void **descriptor) { return make_empty(descriptor); }
-TN_EXPORT int cudnnDestroyActivationDescriptor(void *descriptor) { free(descriptor); return SUCCESS; }
-TN_EXPORT int cudnnSetActivationDescriptor(void *descriptor, int mode, int nan_mode, double coefficient) {
-  (void)descriptor, (void)mode, (void)nan_mode, (void)coefficient;
-  return SUCCESS;
-}
-
-TN_EXPORT int cudnnCreateSpatialTransformerDescriptor(void **descriptor) { return make_empty(descriptor); }
-TN_EXPORT int cudnnDestroySpatialTransformerDescriptor(void *descriptor) { free(descriptor); return SUCCESS; }
-TN_EXPORT int cudnnSetSpatialTransformerNdDescriptor(void *descriptor, int sampler, int type, int dims, const int *sizes) {
-  (void)descriptor, (void)sampler, (void)type, (void)dims, (void)sizes;
-  return SUCCESS;
-}
-
 // Dropout.
 
-TN_EXPORT int cudnnCreateDropoutDescriptor(Dropout **dropout) {
-  return (*dropout = calloc(1, sizeof **dropout)) ? SUCCESS : NO_HOST_MEMORY;
-}
-
-TN_EXPORT int cudnnDestroyDropoutDescriptor(Dropout *dropout) { free(dropout); return SUCCESS; }
-
 TN_EXPORT int cudnnDropoutGetStatesSize(Handle *handle, size_t *bytes) {
-  (void)handle;
   return answer(&(Question){.text = "dropout_states"}, bytes);
 }
 
 TN_EXPORT int cudnnSetDropoutDescriptor(Dropout *dropout, Handle *handle, float probability, void *states, size_t bytes,
                                         unsigned long long seed) {
-  (void)handle, (void)states, (void)bytes, (void)seed;
   dropout->probability = probability;
   return SUCCESS;
 }
@@ -143,31 +104,18 @@ static int batch_norm_bytes(const char *pass, const Tensor *x, int fused_operati
 TN_EXPORT int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
     Handle *handle, int mode, int operations, const Tensor *x, const Tensor *z, const Tensor *y, const Tensor *statistics,
     const void *activation, size_t *bytes) {
-  (void)handle, (void)mode, (void)z, (void)y, (void)statistics, (void)activation;
   return batch_norm_bytes("forward", x, operations, bytes);
 }
 
 TN_EXPORT int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
     Handle *handle, int mode, int operations, const Tensor *x, const Tensor *y, const Tensor *dy, const Tensor *dz,
     const Tensor *dx, const Tensor *statistics, const void *activation, size_t *bytes) {
-  (void)handle, (void)mode, (void)y, (void)dy, (void)dz, (void)dx, (void)statistics, (void)activation;
   return batch_norm_bytes("backward", x, operations, bytes);
 }
 
 TN_EXPORT int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(Handle *handle, int mode, int operations,
                                                                    const void *activation, const Tensor *x, size_t *bytes) {
-  (void)handle, (void)mode, (void)activation, (void)x;
   if (operations) return NOT_SUPPORTED;
   *bytes = 0;  // without a fused activation the backward pass needs only the saved statistics
   return SUCCESS;
 }
-
-// What launches kernels. The arguments do not matter, so they are not declared.
-
-TN_EXPORT int cudnnBatchNormalizationForwardTrainingEx(void) { return launch("cudnnBatchNormalizationForwardTrainingEx"); }
-TN_EXPORT int cudnnBatchNormalizationForwardInference(void) { return launch("cudnnBatchNormalizationForwardInference"); }
-TN_EXPORT int cudnnBatchNormalizationBackwardEx(void) { return launch("cudnnBatchNormalizationBackwardEx"); }
-TN_EXPORT int cudnnSpatialTfGridGeneratorForward(void) { return launch("cudnnSpatialTfGridGeneratorForward"); }
-TN_EXPORT int cudnnSpatialTfGridGeneratorBackward(void) { return launch("cudnnSpatialTfGridGeneratorBackward"); }
-TN_EXPORT int cudnnSpatialTfSamplerForward(void) { return launch("cudnnSpatialTfSamplerForward"); }
-TN_EXPORT int cudnnSpatialTfSamplerBackward(void) { return launch("cudnnSpatialTfSamplerBackward"); }

@@ -52,9 +52,3 @@ static inline int answer(const Question *question, size_t *bytes) {
   *bytes = (size_t)size;
   return SUCCESS;
 }
-
-// Nothing is computed.
-static inline int launch(const char *name) {
-  tn_launch(name);
-  return SUCCESS;
-}

@@ -312,8 +312,3 @@ TN_EXPORT int cudnnBackendGetAttribute(const Descriptor *descriptor, int name, i
   return SUCCESS;
 }
 
-// Nothing is computed.
-TN_EXPORT int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) {
-  (void)handle, (void)plan, (void)pack;
-  return launch("cudnnBackendExecute");
-}

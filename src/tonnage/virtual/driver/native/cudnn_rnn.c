@@ -36,45 +36,29 @@ static Question about(const Network *network, const char *what) {
   return question;
 }
 
-TN_EXPORT int cudnnCreateRNNDescriptor(Network **network) {
-  return (*network = calloc(1, sizeof **network)) ? SUCCESS : NO_HOST_MEMORY;
-}
-
-TN_EXPORT int cudnnDestroyRNNDescriptor(Network *network) { free(network); return SUCCESS; }
-
 TN_EXPORT int cudnnSetRNNDescriptor_v8(Network *network, int algorithm, int mode, int biases, int direction, int input_mode,
                                        int type, int math_type, int math_mode, int32_t input, int32_t hidden,
                                        int32_t projected, int32_t layers, const Dropout *dropout, uint32_t flags) {
-  (void)algorithm, (void)biases, (void)input_mode, (void)math_type, (void)math_mode, (void)flags;
   if (mode < 0 || mode > 3) return NOT_SUPPORTED;
   int32_t narrower = projected == hidden ? 0 : projected;  // a projection to the same size is none
   *network = (Network){mode, direction + 1, type, input, hidden, narrower, layers, dropout ? dropout->probability : 0};
   return SUCCESS;
 }
 
-TN_EXPORT int cudnnCreateRNNDataDescriptor(Sequences **sequences) {
-  return (*sequences = calloc(1, sizeof **sequences)) ? SUCCESS : NO_HOST_MEMORY;
-}
-
-TN_EXPORT int cudnnDestroyRNNDataDescriptor(Sequences *sequences) { free(sequences); return SUCCESS; }
-
 TN_EXPORT int cudnnSetRNNDataDescriptor(Sequences *sequences, int type, int layout, int steps, int batch, int width,
                                         const int *lengths, void *padding) {
-  (void)padding;
   *sequences = (Sequences){type, layout, steps, batch, width, 0};
   for (int i = 0; i < batch; i++) sequences->rows += lengths[i];
   return SUCCESS;
 }
 
 TN_EXPORT int cudnnGetRNNWeightSpaceSize(Handle *handle, const Network *network, size_t *bytes) {
-  (void)handle;
   Question question = about(network, "weights");
   return answer(&question, bytes);
 }
 
 TN_EXPORT int cudnnGetRNNTempSpaceSizes(Handle *handle, const Network *network, int mode, const Sequences *x,
                                         size_t *workspace_bytes, size_t *reserve_bytes) {
-  (void)handle;
   int is_packed = x->layout == RNN_PACKED, training = mode == RNN_TRAINING;
   size_t *sizes[] = {workspace_bytes, reserve_bytes};
   for (int i = 0; i < 2; i++) {
@@ -95,7 +79,6 @@ static void describe(Tensor *tensor, int type, int64_t rows, int64_t columns) {
 TN_EXPORT int cudnnGetRNNWeightParams(Handle *handle, const Network *network, int32_t place, size_t bytes, const void *weights,
                                       int32_t linear, Tensor *matrix, void **matrix_address, Tensor *bias,
                                       void **bias_address) {
-  (void)handle, (void)bytes;
   int64_t count = gates(network), places = network->layers * network->directions, hidden = network->hidden;
   int64_t input = input_width(network, place), output = output_width(network), item = item_bytes(network->type);
   int is_projection = linear == 2 * count;
@@ -120,7 +103,3 @@ TN_EXPORT int cudnnGetRNNWeightParams(Handle *handle, const Network *network, in
   return SUCCESS;
 }
 
-// Nothing is computed.
-TN_EXPORT int cudnnRNNForward(void) { return launch("cudnnRNNForward"); }
-TN_EXPORT int cudnnRNNBackwardData_v8(void) { return launch("cudnnRNNBackwardData_v8"); }
-TN_EXPORT int cudnnRNNBackwardWeights_v8(void) { return launch("cudnnRNNBackwardWeights_v8"); }

@@ -35,8 +35,6 @@ TN_EXPORT int cufftXtMakePlanMany(int plan, int rank, long long *sizes, long lon
                                   long long input_distance, int input_type, long long *output_embed, long long output_stride,
                                   long long output_distance, int output_type, long long batch, size_t *bytes,
                                   int execution_type) {
-  (void)input_embed, (void)input_stride, (void)input_distance, (void)output_embed, (void)output_stride, (void)output_distance;
-  (void)execution_type;
   if (plan < 1 || plan >= PLANS) return INVALID_PLAN;
   if (rank < 1 || rank > 3 || !item_bytes(input_type) || !item_bytes(output_type)) return INVALID_VALUE;
   char question[256];
@@ -62,15 +60,4 @@ TN_EXPORT int cufftSetAutoAllocation(int plan, int allocate) {
   if (plan < 1 || plan >= PLANS) return INVALID_PLAN;
   if (allocate) tn_unknown("cufft", "cufftSetAutoAllocation(plan, 1)");
   return allocate ? NOT_SUPPORTED : SUCCESS;
-}
-
-// Nothing is transformed.
-TN_EXPORT int cufftDestroy(int plan) { (void)plan; return SUCCESS; }
-TN_EXPORT int cufftSetStream(int plan, void *stream) { (void)plan, (void)stream; return SUCCESS; }
-TN_EXPORT int cufftSetWorkArea(int plan, void *area) { (void)plan, (void)area; return SUCCESS; }
-
-TN_EXPORT int cufftXtExec(int plan, void *input, void *output, int direction) {
-  (void)plan, (void)input, (void)output, (void)direction;
-  tn_launch("cufftXtExec");
-  return SUCCESS;
 }

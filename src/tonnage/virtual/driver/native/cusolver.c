@@ -34,99 +34,52 @@ static int ask_elements(const char *routine, int64_t rows, int64_t columns, int6
 }
 
 // PyTorch reads `info` back: zero is success.
-static int succeed(const char *name, void *info, int64_t count) {
-  tn_launch(name);
+static int succeed(void *info, int64_t count) {
+  tn_launch();
   if (info) tn_fill(info, 0, sizeof(int) * (size_t)count);
   return SUCCESS;
 }
 
-// Handles and descriptors: they hold nothing.
-
-static int make_empty(void **made) { return (*made = malloc(1)) ? SUCCESS : ALLOC_FAILED; }
-
 TN_EXPORT int cusolverDnCreate(void **handle) {
   tn_use("cusolver");
-  return make_empty(handle);
+  return (*handle = malloc(1)) ? SUCCESS : ALLOC_FAILED;
 }
 
-TN_EXPORT int cusolverDnDestroy(void *handle) { free(handle); return SUCCESS; }
-TN_EXPORT int cusolverDnSetStream(void *handle, void *stream) { (void)handle, (void)stream; return SUCCESS; }
-TN_EXPORT int cusolverDnCreateParams(void **params) { return make_empty(params); }
-TN_EXPORT int cusolverDnDestroyParams(void *params) { free(params); return SUCCESS; }
-TN_EXPORT int cusolverDnCreateSyevjInfo(void **params) { return make_empty(params); }
-TN_EXPORT int cusolverDnDestroySyevjInfo(void *params) { free(params); return SUCCESS; }
-TN_EXPORT int cusolverDnXsyevjSetTolerance(void *params, double tolerance) { (void)params, (void)tolerance; return SUCCESS; }
-TN_EXPORT int cusolverDnXsyevjSetMaxSweeps(void *params, int sweeps) { (void)params, (void)sweeps; return SUCCESS; }
-TN_EXPORT int cusolverDnXsyevjSetSortEig(void *params, int sort) { (void)params, (void)sort; return SUCCESS; }
-TN_EXPORT int cusolverDnCreateGesvdjInfo(void **params) { return make_empty(params); }
-TN_EXPORT int cusolverDnDestroyGesvdjInfo(void *params) { free(params); return SUCCESS; }
-TN_EXPORT int cusolverDnXgesvdjSetTolerance(void *params, double tolerance) { (void)params, (void)tolerance; return SUCCESS; }
-TN_EXPORT int cusolverDnXgesvdjSetMaxSweeps(void *params, int sweeps) { (void)params, (void)sweeps; return SUCCESS; }
-TN_EXPORT int cusolverDnXgesvdjSetSortEig(void *params, int sort) { (void)params, (void)sort; return SUCCESS; }
+// A routine: its name, its arguments, and the status that it returns.
+#define ROUTINE(name, arguments, status) TN_EXPORT int cusolverDn##name arguments { return status; }
 
-// Routines that have the same name for real and complex types. Arguments that say nothing about sizes are left unused.
+// Routines that have the same name for real and complex types.
 
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-
-#define ROUTINES(T, ITEM)                                                                                                      \
-  TN_EXPORT int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a, int lda, int *elements) {                    \
-    return ask_elements("potrf", n, n, 0, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##potrf(void *h, int uplo, int n, void *a, int lda, void *work, int size, void *info) {            \
-    return succeed("cusolverDn" #T "potrf", info, 1);                                                                          \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##potrfBatched(void *h, int uplo, int n, void *a, int lda, void *info, int batch) {                \
-    return succeed("cusolverDn" #T "potrfBatched", info, batch);                                                               \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##potrs(void *h, int uplo, int n, int columns, void *a, int lda, void *b, int ldb, void *info) {   \
-    return succeed("cusolverDn" #T "potrs", info, 1);                                                                          \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##potrsBatched(void *h, int uplo, int n, int columns, void *a, int lda, void *b, int ldb,          \
-                                            void *info, int batch) {                                                           \
-    return succeed("cusolverDn" #T "potrsBatched", info, 1);                                                                   \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a, int lda, int *elements) {                       \
-    return ask_elements("getrf", m, n, 0, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##getrf(void *h, int m, int n, void *a, int lda, void *work, void *pivots, void *info) {           \
-    return succeed("cusolverDn" #T "getrf", info, 1);                                                                          \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##getrs(void *h, int transposed, int n, int columns, void *a, int lda, void *pivots, void *b,      \
-                                     int ldb, void *info) {                                                                    \
-    return succeed("cusolverDn" #T "getrs", info, 1);                                                                          \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a, int lda, int *elements) {                       \
-    return ask_elements("geqrf", m, n, 0, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##geqrf(void *h, int m, int n, void *a, int lda, void *tau, void *work, int size, void *info) {    \
-    return succeed("cusolverDn" #T "geqrf", info, 1);                                                                          \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdj_bufferSize(void *h, int job, int economy, int m, int n, void *a, int lda, void *s,        \
-                                                 void *u, int ldu, void *v, int ldv, int *elements, void *params) {            \
-    return ask_elements("gesvdj", m, n, 0, 1, ITEM, elements);                                                                 \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdj(void *h, int job, int economy, int m, int n, void *a, int lda, void *s, void *u, int ldu, \
-                                      void *v, int ldv, void *work, int size, void *info, void *params) {                      \
-    return succeed("cusolverDn" #T "gesvdj", info, 1);                                                                         \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdjBatched_bufferSize(void *h, int job, int m, int n, void *a, int lda, void *s, void *u,     \
-                                                        int ldu, void *v, int ldv, int *elements, void *params, int batch) {   \
-    return ask_elements("gesvdj", m, n, 0, batch, ITEM, elements);                                                             \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdjBatched(void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu,       \
-                                             void *v, int ldv, void *work, int size, void *info, void *params, int batch) {    \
-    return succeed("cusolverDn" #T "gesvdjBatched", info, batch);                                                              \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdaStridedBatched_bufferSize(                                                                \
-      void *h, int job, int rank, int m, int n, void *a, int lda, long long next_a, void *s, long long next_s, void *u, int ldu, \
-      long long next_u, void *v, int ldv, long long next_v, int *elements, int batch) {                                        \
-    return ask_elements("gesvda", m, n, 0, batch, ITEM, elements);                                                             \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##gesvdaStridedBatched(                                                                           \
-      void *h, int job, int rank, int m, int n, void *a, int lda, long long next_a, void *s, long long next_s, void *u, int ldu, \
-      long long next_u, void *v, int ldv, long long next_v, void *work, int size, void *info, double *residuals, int batch) {   \
-    return succeed("cusolverDn" #T "gesvdaStridedBatched", info, batch);                                                       \
-  }
+#define ROUTINES(T, ITEM)                                                                                                        \
+  ROUTINE(T##potrf_bufferSize, (void *h, int uplo, int n, void *a, int lda, int *elements),                                      \
+          ask_elements("potrf", n, n, 0, 1, ITEM, elements))                                                                     \
+  ROUTINE(T##potrf, (void *h, int uplo, int n, void *a, int lda, void *work, int size, void *info), succeed(info, 1))            \
+  ROUTINE(T##potrfBatched, (void *h, int uplo, int n, void *a, int lda, void *info, int batch), succeed(info, batch))            \
+  ROUTINE(T##potrs, (void *h, int uplo, int n, int columns, void *a, int lda, void *b, int ldb, void *info), succeed(info, 1))   \
+  ROUTINE(T##potrsBatched, (void *h, int uplo, int n, int columns, void *a, int lda, void *b, int ldb, void *info, int batch),   \
+          succeed(info, 1))                                                                                                      \
+  ROUTINE(T##getrf_bufferSize, (void *h, int m, int n, void *a, int lda, int *elements),                                         \
+          ask_elements("getrf", m, n, 0, 1, ITEM, elements))                                                                     \
+  ROUTINE(T##getrf, (void *h, int m, int n, void *a, int lda, void *work, void *pivots, void *info), succeed(info, 1))           \
+  ROUTINE(T##getrs, (void *h, int transposed, int n, int columns, void *a, int lda, void *pivots, void *b, int ldb, void *info), \
+          succeed(info, 1))                                                                                                      \
+  ROUTINE(T##geqrf_bufferSize, (void *h, int m, int n, void *a, int lda, int *elements),                                         \
+          ask_elements("geqrf", m, n, 0, 1, ITEM, elements))                                                                     \
+  ROUTINE(T##geqrf, (void *h, int m, int n, void *a, int lda, void *tau, void *work, int size, void *info), succeed(info, 1))    \
+  ROUTINE(T##gesvdj_bufferSize, (void *h, int job, int economy, int m, int n, void *a, int lda, void *s, void *u, int ldu,       \
+          void *v, int ldv, int *elements, void *params), ask_elements("gesvdj", m, n, 0, 1, ITEM, elements))                    \
+  ROUTINE(T##gesvdj, (void *h, int job, int economy, int m, int n, void *a, int lda, void *s, void *u, int ldu, void *v,         \
+          int ldv, void *work, int size, void *info, void *params), succeed(info, 1))                                            \
+  ROUTINE(T##gesvdjBatched_bufferSize, (void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu, void *v,    \
+          int ldv, int *elements, void *params, int batch), ask_elements("gesvdj", m, n, 0, batch, ITEM, elements))              \
+  ROUTINE(T##gesvdjBatched, (void *h, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu, void *v, int ldv,      \
+          void *work, int size, void *info, void *params, int batch), succeed(info, batch))                                      \
+  ROUTINE(T##gesvdaStridedBatched_bufferSize, (void *h, int job, int rank, int m, int n, void *a, int lda, long long next_a,     \
+          void *s, long long next_s, void *u, int ldu, long long next_u, void *v, int ldv, long long next_v, int *elements,      \
+          int batch), ask_elements("gesvda", m, n, 0, batch, ITEM, elements))                                                    \
+  ROUTINE(T##gesvdaStridedBatched, (void *h, int job, int rank, int m, int n, void *a, int lda, long long next_a, void *s,       \
+          long long next_s, void *u, int ldu, long long next_u, void *v, int ldv, long long next_v, void *work, int size,        \
+          void *info, double *residuals, int batch), succeed(info, batch))
 
 ROUTINES(S, 4)
 ROUTINES(D, 8)
@@ -135,52 +88,34 @@ ROUTINES(Z, 16)
 
 // Routines whose names differ.
 
-#define SYMMETRIC(T, SY, ITEM)                                                                                                 \
-  TN_EXPORT int cusolverDn##T##SY##evd_bufferSize(void *h, int job, int uplo, int n, void *a, int lda, void *w, int *elements) { \
-    return ask_elements("syevd", n, n, 0, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##SY##evd(void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work, int size,      \
-                                       void *info) {                                                                           \
-    return succeed("cusolverDn" #T #SY "evd", info, 1);                                                                        \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##SY##evj_bufferSize(void *h, int job, int uplo, int n, void *a, int lda, void *w, int *elements,  \
-                                                  void *params) {                                                              \
-    return ask_elements("syevj", n, n, 0, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##SY##evj(void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work, int size,      \
-                                       void *info, void *params) {                                                             \
-    return succeed("cusolverDn" #T #SY "evj", info, 1);                                                                        \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##SY##evjBatched_bufferSize(void *h, int job, int uplo, int n, void *a, int lda, void *w,          \
-                                                         int *elements, void *params, int batch) {                             \
-    return ask_elements("syev_batched", n, n, 0, batch, ITEM, elements);                                                       \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##SY##evjBatched(void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work,         \
-                                              int size, void *info, void *params, int batch) {                                 \
-    return succeed("cusolverDn" #T #SY "evjBatched", info, batch);                                                             \
-  }
+#define SYMMETRIC(T, SY, ITEM)                                                                                                \
+  ROUTINE(T##SY##evd_bufferSize, (void *h, int job, int uplo, int n, void *a, int lda, void *w, int *elements),               \
+          ask_elements("syevd", n, n, 0, 1, ITEM, elements))                                                                  \
+  ROUTINE(T##SY##evd, (void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work, int size, void *info),       \
+          succeed(info, 1))                                                                                                   \
+  ROUTINE(T##SY##evj_bufferSize, (void *h, int job, int uplo, int n, void *a, int lda, void *w, int *elements, void *params), \
+          ask_elements("syevj", n, n, 0, 1, ITEM, elements))                                                                  \
+  ROUTINE(T##SY##evj, (void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work, int size, void *info,        \
+          void *params), succeed(info, 1))                                                                                    \
+  ROUTINE(T##SY##evjBatched_bufferSize, (void *h, int job, int uplo, int n, void *a, int lda, void *w, int *elements,         \
+          void *params, int batch), ask_elements("syev_batched", n, n, 0, batch, ITEM, elements))                             \
+  ROUTINE(T##SY##evjBatched, (void *h, int job, int uplo, int n, void *a, int lda, void *w, void *work, int size, void *info, \
+          void *params, int batch), succeed(info, batch))
 
 SYMMETRIC(S, sy, 4)
 SYMMETRIC(D, sy, 8)
 SYMMETRIC(C, he, 8)
 SYMMETRIC(Z, he, 16)
 
-#define ORTHOGONAL(T, OR, ITEM)                                                                                                \
-  TN_EXPORT int cusolverDn##T##OR##gqr_bufferSize(void *h, int m, int n, int k, void *a, int lda, void *tau, int *elements) {   \
-    return ask_elements("orgqr", m, n, k, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##OR##gqr(void *h, int m, int n, int k, void *a, int lda, void *tau, void *work, int size,         \
-                                       void *info) {                                                                           \
-    return succeed("cusolverDn" #T #OR "gqr", info, 1);                                                                        \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##OR##mqr_bufferSize(void *h, int side, int transposed, int m, int n, int k, void *a, int lda,     \
-                                                  void *tau, void *c, int ldc, int *elements) {                                \
-    return ask_elements("ormqr", m, n, k, 1, ITEM, elements);                                                                  \
-  }                                                                                                                            \
-  TN_EXPORT int cusolverDn##T##OR##mqr(void *h, int side, int transposed, int m, int n, int k, void *a, int lda, void *tau,     \
-                                       void *c, int ldc, void *work, int size, void *info) {                                   \
-    return succeed("cusolverDn" #T #OR "mqr", info, 1);                                                                        \
-  }
+#define ORTHOGONAL(T, OR, ITEM)                                                                                                 \
+  ROUTINE(T##OR##gqr_bufferSize, (void *h, int m, int n, int k, void *a, int lda, void *tau, int *elements),                    \
+          ask_elements("orgqr", m, n, k, 1, ITEM, elements))                                                                    \
+  ROUTINE(T##OR##gqr, (void *h, int m, int n, int k, void *a, int lda, void *tau, void *work, int size, void *info),            \
+          succeed(info, 1))                                                                                                     \
+  ROUTINE(T##OR##mqr_bufferSize, (void *h, int side, int transposed, int m, int n, int k, void *a, int lda, void *tau, void *c, \
+          int ldc, int *elements), ask_elements("ormqr", m, n, k, 1, ITEM, elements))                                           \
+  ROUTINE(T##OR##mqr, (void *h, int side, int transposed, int m, int n, int k, void *a, int lda, void *tau, void *c, int ldc,   \
+          void *work, int size, void *info), succeed(info, 1))
 
 ORTHOGONAL(S, or, 4)
 ORTHOGONAL(D, or, 8)
@@ -194,63 +129,29 @@ static int ask_bytes(const char *routine, int64_t rows, int64_t columns, int64_t
   return ask(routine, rows, columns, 0, batch, item_bytes(type), device);
 }
 
-TN_EXPORT int cusolverDnXpotrf_bufferSize(void *h, void *params, int uplo, int64_t n, int type, void *a, int64_t lda, int compute,
-                                          size_t *device, size_t *host) {
-  return ask_bytes("potrf", n, n, 1, type, device, host);
-}
-
-TN_EXPORT int cusolverDnXpotrf(void *h, void *params, int uplo, int64_t n, int type, void *a, int64_t lda, int compute,
-                               void *device, size_t device_bytes, void *host, size_t host_bytes, void *info) {
-  return succeed("cusolverDnXpotrf", info, 1);
-}
-
-TN_EXPORT int cusolverDnXpotrs(void *h, void *params, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda,
-                               int b_type, void *b, int64_t ldb, void *info) {
-  return succeed("cusolverDnXpotrs", info, 1);
-}
-
-TN_EXPORT int cusolverDnXgeqrf_bufferSize(void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda,
-                                          int tau_type, void *tau, int compute, size_t *device, size_t *host) {
-  return ask_bytes("geqrf", m, n, 1, type, device, host);
-}
-
-TN_EXPORT int cusolverDnXgeqrf(void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda, int tau_type,
-                               void *tau, int compute, void *device, size_t device_bytes, void *host, size_t host_bytes,
-                               void *info) {
-  return succeed("cusolverDnXgeqrf", info, 1);
-}
-
-TN_EXPORT int cusolverDnXsyevd_bufferSize(void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda,
-                                          int w_type, void *w, int compute, size_t *device, size_t *host) {
-  return ask_bytes("syevd", n, n, 1, type, device, host);
-}
-
-TN_EXPORT int cusolverDnXsyevd(void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int w_type,
-                               void *w, int compute, void *device, size_t device_bytes, void *host, size_t host_bytes,
-                               void *info) {
-  return succeed("cusolverDnXsyevd", info, 1);
-}
-
-TN_EXPORT int cusolverDnXsyevBatched_bufferSize(void *h, void *params, int job, int uplo, int64_t n, int type, void *a,
-                                                int64_t lda, int w_type, void *w, int compute, size_t *device, size_t *host,
-                                                int64_t batch) {
-  return ask_bytes("syev_batched", n, n, batch, type, device, host);
-}
-
-TN_EXPORT int cusolverDnXsyevBatched(void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda,
-                                     int w_type, void *w, int compute, void *device, size_t device_bytes, void *host,
-                                     size_t host_bytes, void *info, int64_t batch) {
-  return succeed("cusolverDnXsyevBatched", info, batch);
-}
-
-TN_EXPORT int cusolverDnXgeev_bufferSize(void *h, void *params, int left, int right, int64_t n, int type, void *a, int64_t lda,
-                                         int w_type, void *w, int l_type, void *l, int64_t ldl, int r_type, void *r, int64_t ldr,
-                                         int compute, size_t *device, size_t *host) {
-  return ask_bytes("geev", n, n, 1, type, device, host);
-}
-
-TN_EXPORT int cusolverDnXgeev(void *h, void *params, int left, int right, int64_t n, int type, void *a, int64_t lda, int w_type,
-                              void *w, int l_type, void *l, int64_t ldl, int r_type, void *r, int64_t ldr, int compute,
-                              void *device, size_t device_bytes, void *host, size_t host_bytes, void *info) {
-  return succeed("cusolverDnXgeev", info, 1);
-}
+ROUTINE(Xpotrf_bufferSize, (void *h, void *params, int uplo, int64_t n, int type, void *a, int64_t lda, int compute,
+        size_t *device, size_t *host), ask_bytes("potrf", n, n, 1, type, device, host))
+ROUTINE(Xpotrf, (void *h, void *params, int uplo, int64_t n, int type, void *a, int64_t lda, int compute, void *device,
+        size_t device_bytes, void *host, size_t host_bytes, void *info), succeed(info, 1))
+ROUTINE(Xpotrs, (void *h, void *params, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda, int b_type, void *b,
+        int64_t ldb, void *info), succeed(info, 1))
+ROUTINE(Xgeqrf_bufferSize, (void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda, int tau_type, void *tau,
+        int compute, size_t *device, size_t *host), ask_bytes("geqrf", m, n, 1, type, device, host))
+ROUTINE(Xgeqrf, (void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda, int tau_type, void *tau,
+        int compute, void *device, size_t device_bytes, void *host, size_t host_bytes, void *info), succeed(info, 1))
+ROUTINE(Xsyevd_bufferSize, (void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int w_type,
+        void *w, int compute, size_t *device, size_t *host), ask_bytes("syevd", n, n, 1, type, device, host))
+ROUTINE(Xsyevd, (void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int w_type, void *w,
+        int compute, void *device, size_t device_bytes, void *host, size_t host_bytes, void *info), succeed(info, 1))
+ROUTINE(XsyevBatched_bufferSize, (void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int w_type,
+        void *w, int compute, size_t *device, size_t *host, int64_t batch),
+        ask_bytes("syev_batched", n, n, batch, type, device, host))
+ROUTINE(XsyevBatched, (void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int w_type, void *w,
+        int compute, void *device, size_t device_bytes, void *host, size_t host_bytes, void *info, int64_t batch),
+        succeed(info, batch))
+ROUTINE(Xgeev_bufferSize, (void *h, void *params, int left, int right, int64_t n, int type, void *a, int64_t lda, int w_type,
+        void *w, int l_type, void *l, int64_t ldl, int r_type, void *r, int64_t ldr, int compute, size_t *device, size_t *host),
+        ask_bytes("geev", n, n, 1, type, device, host))
+ROUTINE(Xgeev, (void *h, void *params, int left, int right, int64_t n, int type, void *a, int64_t lda, int w_type, void *w,
+        int l_type, void *l, int64_t ldl, int r_type, void *r, int64_t ldr, int compute, void *device, size_t device_bytes,
+        void *host, size_t host_bytes, void *info), succeed(info, 1))

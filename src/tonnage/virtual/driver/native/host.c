@@ -10,7 +10,7 @@
 typedef struct { uintptr_t start; size_t size; int kind; } Piece;
 static Piece *pieces;
 static int count, room;
-static int64_t pinned_bytes, pinned_peak_bytes, managed_bytes;
+static int64_t pinned_bytes, pinned_peak_bytes;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int place_of(uintptr_t address) {
@@ -29,8 +29,7 @@ static void add(Piece piece) {
   if (count == room) pieces = realloc(pieces, sizeof(Piece) * (size_t)(room = room * 2 + 64));
   memmove(pieces + at + 1, pieces + at, sizeof(Piece) * (size_t)(count++ - at));
   pieces[at] = piece;
-  if (piece.kind == TN_MANAGED) managed_bytes += (int64_t)piece.size;
-  else pinned_bytes += (int64_t)piece.size;
+  if (piece.kind != TN_MANAGED) pinned_bytes += (int64_t)piece.size;
   if (pinned_bytes > pinned_peak_bytes) pinned_peak_bytes = pinned_bytes;
   pthread_mutex_unlock(&lock);
 }
@@ -42,8 +41,7 @@ static Piece drop(uintptr_t address) {
   if (at >= 0 && pieces[at].start == address) {
     found = pieces[at];
     memmove(pieces + at, pieces + at + 1, sizeof(Piece) * (size_t)(--count - at));
-    if (found.kind == TN_MANAGED) managed_bytes -= (int64_t)found.size;
-    else pinned_bytes -= (int64_t)found.size;
+    if (found.kind != TN_MANAGED) pinned_bytes -= (int64_t)found.size;
   }
   pthread_mutex_unlock(&lock);
   return found;
@@ -77,4 +75,3 @@ TN_EXPORT int tn_host_kind(const void *pointer) {
 }
 
 TN_EXPORT int64_t tn_pinned_peak_bytes(void) { return pinned_peak_bytes; }
-TN_EXPORT int64_t tn_managed_bytes(void) { return managed_bytes; }

@@ -42,11 +42,6 @@ static Registered *find(const void *host) {  // with the lock held
   return count ? bsearch(&wanted, registered, (size_t)count, sizeof(Registered), by_host) : NULL;
 }
 
-TN_EXPORT const char *tn_kernel_name(const void *host) {
-  (void)host;
-  return "";
-}
-
 // Device variables lie apart from what is allocated, so that they do not change the order of addresses.
 
 static struct { const void *host; uint64_t address; } variables[65536];

@@ -11,7 +11,6 @@ void **tn_register_binary(void *binary);
 void tn_register_kernel(void **binary, const void *host, const char *name);
 void tn_register_variable(const void *host, size_t size);
 void *tn_variable(const void *host);
-const char *tn_kernel_name(const void *host);
 TnKernel tn_kernel(const void *host);
 TnKernel tn_kernel_of(const void *binary, const char *name, int is_registered);
 int tn_occupancy(TnKernel kernel, int threads, int64_t dynamic_shared);

@@ -14,10 +14,6 @@ typedef struct { unsigned gpu, memory; } Utilization;
 
 static int index_of(void *device) { return (int)((uintptr_t)device - 1); }
 
-API int nvmlInit(void) { return 0; }
-API int nvmlInit_v2(void) { return 0; }
-API int nvmlInitWithFlags(unsigned flags) { return (void)flags, 0; }
-API int nvmlShutdown(void) { return 0; }
 API const char *nvmlErrorString(int status) { return status ? "Not Supported" : "The operation was successful"; }
 API int nvmlSystemGetDriverVersion(char *text, unsigned room) { return snprintf(text, room, "580.00 (virtual)"), 0; }
 API int nvmlSystemGetNVMLVersion(char *text, unsigned room) { return snprintf(text, room, "13.580"), 0; }
@@ -27,7 +23,7 @@ API int nvmlDeviceGetCount(unsigned *count) { return *count = (unsigned)tn_card.
 API int nvmlDeviceGetCount_v2(unsigned *count) { return *count = (unsigned)tn_card.devices, 0; }
 API int nvmlDeviceGetHandleByIndex(unsigned index, void **device) { return *device = (void *)(uintptr_t)(index + 1), index < (unsigned)tn_card.devices ? 0 : 2; }
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return nvmlDeviceGetHandleByIndex(index, device); }
-API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return (void)uuid, *device = (void *)1, 0; }
+API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return *device = (void *)1, 0; }
 API int nvmlDeviceGetHandleByPciBusId(const char *text, void **device) {
   unsigned domain = 0, bus = 1;
   sscanf(text, "%x:%x", &domain, &bus);
@@ -35,7 +31,7 @@ API int nvmlDeviceGetHandleByPciBusId(const char *text, void **device) {
 }
 API int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **device) { return nvmlDeviceGetHandleByPciBusId(text, device); }
 API int nvmlDeviceGetIndex(void *device, unsigned *index) { return *index = (unsigned)index_of(device), 0; }
-API int nvmlDeviceGetName(void *device, char *text, unsigned room) { return (void)device, snprintf(text, room, "%s", tn_card.name), 0; }
+API int nvmlDeviceGetName(void *device, char *text, unsigned room) { return snprintf(text, room, "%s", tn_card.name), 0; }
 API int nvmlDeviceGetUUID(void *device, char *text, unsigned room) {
   const uint8_t *u = tn_card.uuid;
   snprintf(text, room, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4], u[5],
@@ -65,11 +61,11 @@ static int processes(void *device, unsigned *count, Process *to) {
 API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, Process *to) { return processes(device, count, to); }
 API int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned *count, Process *to) { return processes(device, count, to); }
 API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { return processes(device, count, to); }
-API int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { return (void)device, (void)to, *count = 0, 0; }
-API int nvmlDeviceGetUtilizationRates(void *device, Utilization *to) { return (void)device, *to = (Utilization){100, 50}, 0; }
-API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) { return (void)device, (void)sensor, *degrees = 40, 0; }
-API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return (void)device, *milliwatts = 100000, 0; }
-API int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) { return (void)device, *mhz = (unsigned)(type == 2 ? tn_card.memory_clock_khz : tn_card.clock_khz) / 1000, 0; }
+API int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { return *count = 0, 0; }
+API int nvmlDeviceGetUtilizationRates(void *device, Utilization *to) { return *to = (Utilization){100, 50}, 0; }
+API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) { return *degrees = 40, 0; }
+API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { return *milliwatts = 100000, 0; }
+API int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz) { return *mhz = (unsigned)(type == 2 ? tn_card.memory_clock_khz : tn_card.clock_khz) / 1000, 0; }
 API int nvmlDeviceGetMaxClockInfo(void *device, int type, unsigned *mhz) { return nvmlDeviceGetClockInfo(device, type, mhz); }
-API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { return (void)device, *major = tn_card.major, *minor = tn_card.minor, 0; }
-API int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) { return (void)device, (void)link, *active = 0, 0; }
+API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { return *major = tn_card.major, *minor = tn_card.minor, 0; }
+API int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) { return *active = 0, 0; }

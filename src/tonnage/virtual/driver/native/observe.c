@@ -74,8 +74,6 @@ static const char *operator_at_work(void) {
   return at >= 0 && stack[at] ? stack[at] : "";
 }
 
-TN_EXPORT const char *tn_operator(void) { return operator_at_work(); }
-
 static const char *(*name_of)(const void *);
 
 // Where a C++ function returns an object, the caller passes a place for it: x86-64 as a first argument, AArch64 in the
@@ -127,7 +125,6 @@ static int is_time(void) {
 }
 
 static void end(const void *function, void *context) {
-  (void)function, (void)context;
   if (!is_open || !depth) return;
   if (--depth) return;
   serial = 0;
@@ -222,7 +219,6 @@ static void about_to_make(const int64_t *shape, size_t dims, int8_t dtype) {
 void *tn_before_empty(const int64_t *, size_t, void *, uint64_t, int8_t) __attribute__((visibility("hidden")));
 void *tn_before_empty(const int64_t *shape, size_t dims, void *allocator, uint64_t keys, int8_t dtype) {
   static void *plain;
-  (void)allocator, (void)keys;
   about_to_make(shape, dims, dtype);
   return plain ? plain : (plain = own("libtorch_cpu.so", EMPTY));
 }
@@ -230,7 +226,6 @@ void *tn_before_empty(const int64_t *shape, size_t dims, void *allocator, uint64
 void *tn_before_empty_strided(const int64_t *, size_t, const int64_t *, size_t, void *, uint64_t, int8_t) __attribute__((visibility("hidden")));
 void *tn_before_empty_strided(const int64_t *shape, size_t dims, const int64_t *strides, size_t stride_count, void *allocator, uint64_t keys, int8_t dtype) {
   static void *plain;
-  (void)strides, (void)stride_count, (void)allocator, (void)keys;
   about_to_make(shape, dims, dtype);
   return plain ? plain : (plain = own("libtorch_cpu.so", EMPTY_STRIDED));
 }

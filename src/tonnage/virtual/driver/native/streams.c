@@ -176,4 +176,3 @@ TN_EXPORT int tn_capture_status(void *handle, unsigned long long *id, void **gra
   return capture->is_broken ? CAPTURE_INVALIDATED : CAPTURE_ACTIVE;
 }
 
-TN_EXPORT int tn_any_capture(void) { return captures; }

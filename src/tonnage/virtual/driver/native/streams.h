@@ -37,4 +37,3 @@ float tn_event_elapsed_ms(void *from, void *to);
 int tn_begin_capture(void *stream, int mode);
 int tn_end_capture(void *stream, void **graph);
 int tn_capture_status(void *stream, unsigned long long *id, void **graph);
-int tn_any_capture(void);
