@@ -55,7 +55,7 @@ def load() -> ctypes.PyDLL:
     for name, result, arguments in (
         *((name, ctypes.c_int64, None) for name in ("current_stream", "new_stream")),
         ("set_stream", ctypes.c_int, [ctypes.c_int, ctypes.c_int64]),
-        ("valueless_count", ctypes.c_uint64, None),
+        ("pinned_peak", ctypes.c_uint64, None),
         ("is_known", ctypes.c_bool, [ctypes.c_void_p]),
         ("forget", None, [ctypes.c_void_p]),
         ("law", ctypes.c_int32, [ctypes.c_void_p]),
@@ -109,7 +109,7 @@ def _register(library: ctypes.PyDLL) -> None:
     sparse, nested = ([e.name for e in operators if layout in e.shared] for layout in ("Sparse", "NestedTensor"))
     computed = [name for name in names if name not in registry.KERNELS]
     libraries = _lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items())
-    library.tonnage_set_libraries(libraries, b"")
+    library.tonnage_set_libraries(libraries)
     library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
     library.tonnage_register_fallback()
     library.tonnage_register_layouts(_lines(sparse), _lines([*nested, *NESTED_LIKE_HOST]))

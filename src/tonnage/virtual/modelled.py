@@ -39,9 +39,7 @@ class ModelledSession(Session):
 
     @property
     def pinned_peak_bytes(self) -> int:
-        held, peak, requested = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
-        self.library.tonnage_pinned(ctypes.byref(held), ctypes.byref(peak), ctypes.byref(requested))
-        return peak.value
+        return int(self.library.tonnage_pinned_peak())
 
     def _install(self) -> None:
         from tonnage.script.hooks import install_hooks

@@ -19,6 +19,7 @@ from tonnage.virtual.kernels.registry import (
     after_outputs,
     contiguous,
     free_reversed,
+    is_dense,
     kernel,
     operator_named,
     plain,
@@ -221,7 +222,7 @@ def chunks(tensors: list[Tensor]) -> int:
 
 
 def _is_fast(tensors: list[Any], order: Any) -> bool:
-    first, is_dense = tensors[0], torch.ops.aten.is_non_overlapping_and_dense
+    first = tensors[0]
     return (
         float(order) in (1.0, 2.0, float("inf"))
         and first.dtype.is_floating_point

@@ -31,6 +31,9 @@ SPARSE_KERNELS: dict[str, Callable[..., Any]] = {}
 SCHEMAS: dict[str, str] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
 
+# Whether a tensor has no gaps and overlaps, whatever the order of its dimensions.
+is_dense = torch.ops.aten.is_non_overlapping_and_dense
+
 _PLAIN = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
 
 
@@ -117,13 +120,3 @@ def strides_of(shape: Sequence[int], order: Iterable[int]) -> list[int]:
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which CUDA sums: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether there are no gaps and overlaps, in any order; a dimension of size 1 may have any stride."""
-    expected = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True

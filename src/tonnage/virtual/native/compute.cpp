@@ -16,7 +16,6 @@ namespace {
 
 std::mutex traits_lock;
 std::unordered_map<std::string, std::string> libraries;
-std::unordered_set<std::string> valueless_operators;
 
 // Importing torch replaces many shape rules by slower ones in Python; those that were there before are kept here.
 std::unordered_map<std::string, c10::SafeKernelFunction>& native_shape_rules() {
@@ -54,7 +53,6 @@ Traits inspect(const c10::OperatorHandle& op) {
   if (schema.name() == "aten::random_" || schema.name() == "aten::randperm") traits.random = false;
   auto library = libraries.find(schema.name());
   if (library != libraries.end()) traits.library = library->second.c_str();
-  traits.values = !valueless_operators.count(schema.name());
   auto rule = native_shape_rules().find(c10::toString(op.operator_name()));
   if (rule != native_shape_rules().end()) traits.shape_rule = &rule->second;
   traits.in_place = only_writes(op, traits);
@@ -73,7 +71,6 @@ const Traits& traits_of(const c10::OperatorHandle& op) {
 }
 
 void name_library(const std::string& op, const std::string& library) { libraries[op] = library; }
-void never_work_out(const std::string& op) { valueless_operators.insert(op); }
 
 // Before torch is imported, or while its rules in Python are lifted off; see native_shape_rules.
 void keep_shape_rules() {
@@ -129,7 +126,7 @@ int64_t broadcast_numel(const Stack& arguments) {
 }
 
 bool values_are_known(const Traits& traits, const Stack& arguments) {
-  if (traits.random || !traits.values) return false;
+  if (traits.random) return false;
   bool known = true, any = false;
   for (size_t i = 0; i < arguments.size() && known; ++i)
     for_tensors(arguments[i], [&](const Tensor& t) {
@@ -263,9 +260,9 @@ void use_library(const char* library) {
 }
 
 // A library's workspace is asked for once per thread and stream; after that nobody needs to be told.
-void use_library_once(const char* library, int device) {
+void use_library_once(const char* library) {
   thread_local std::unordered_set<std::string> seen;
-  const auto where = std::to_string(current_session()) + "/" + std::to_string(device) + "/" + std::to_string(current_stream_id(device));
+  const auto where = std::to_string(current_session()) + "/" + std::to_string(current_stream_id(0));
   if (seen.insert(std::string(library) + "/" + where).second)
     use_library(library);
 }
@@ -289,7 +286,7 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   for (const auto& result : arguments)
     stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
   if (question && !outcome.known && arguments.size() == 1 && stack->back().isTensor()) question->tell(op, stack->back().toTensor());
-  if (traits.library) use_library_once(traits.library, 0);
+  if (traits.library) use_library_once(traits.library);
 }
 
 // An operator that is not PyTorch's own: its outputs are known, what its kernel allocates inside is not.

@@ -153,21 +153,17 @@ struct PinnedPool {
   std::map<size_t, std::vector<void*>> idle;
   std::unordered_map<void*, size_t> sizes;
   std::map<uintptr_t, size_t> live;
-  size_t held = 0, peak = 0, requested = 0, requested_peak = 0;
+  uint64_t peak = 0;  // of all bytes, which no script resets
 };
 PinnedPool& pinned_pool() { static auto* pool = new PinnedPool; return *pool; }
 
-struct PinnedUse { void* data; size_t requested; };
-
-void unpin(void* context) {
-  std::unique_ptr<PinnedUse> use(static_cast<PinnedUse*>(context));
+void unpin(void* data) {
   auto& pool = pinned_pool();
   std::lock_guard<std::mutex> guard(pool.lock);
-  pool.requested -= use->requested;
   pool.requests.remove(1);
-  pool.request_bytes.remove(pool.sizes[use->data]);
-  pool.live.erase(reinterpret_cast<uintptr_t>(use->data));
-  pool.idle[pool.sizes[use->data]].push_back(use->data);
+  pool.request_bytes.remove(pool.sizes[data]);
+  pool.live.erase(reinterpret_cast<uintptr_t>(data));
+  pool.idle[pool.sizes[data]].push_back(data);
 }
 
 size_t power_of_two(size_t bytes) {
@@ -192,19 +188,16 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
     data = map_lazily(std::max<size_t>(size, 4096));
     is_new = true;
     pool.sizes[data] = size;
-    pool.held += size;
     pool.blocks.add(1);
     pool.block_bytes.add(size);
-    pool.peak = std::max(pool.peak, pool.held);
+    pool.peak = std::max(pool.peak, pool.block_bytes.current);
   }
-  pool.requested += bytes;
   pool.requests.add(1);
   pool.request_bytes.add(size);
-  pool.requested_peak = std::max(pool.requested_peak, pool.requested);
   pool.live[reinterpret_cast<uintptr_t>(data)] = size;
   guard.unlock();
   if (is_new) tell_host(kHostPinned, data, size);
-  return {data, new PinnedUse{data, bytes}, &unpin, cpu};
+  return {data, data, &unpin, cpu};
 }
 PinnedAllocator allocator_of_pinned;
 
@@ -238,12 +231,10 @@ void mark_valueless(const void* data) {
 
 extern "C" {
 
-void tonnage_pinned(uint64_t* held, uint64_t* peak, uint64_t* requested_peak) {
+uint64_t tonnage_pinned_peak() {
   auto& pool = pinned_pool();
   std::lock_guard<std::mutex> lock(pool.lock);
-  *held = pool.held;
-  *peak = pool.peak;
-  *requested_peak = pool.requested_peak;
+  return pool.peak;
 }
 
 void tonnage_empty_pinned_cache() {
@@ -254,7 +245,6 @@ void tonnage_empty_pinned_cache() {
     for (auto& [size, idle] : pool.idle) {
       for (void* data : idle) {
         pool.sizes.erase(data);
-        pool.held -= size;
         pool.blocks.remove(1);
         pool.block_bytes.remove(size);
         dropped.push_back(data);
@@ -284,11 +274,6 @@ void tonnage_reset_host_stats(bool peaks) {
     if (peaks) counter->peak = counter->current;
     else counter->allocated = counter->freed = 0;
   }
-}
-
-uint64_t tonnage_valueless_count() {
-  std::lock_guard<std::mutex> lock(host_lock);
-  return valueless.size();
 }
 
 }  // extern "C"

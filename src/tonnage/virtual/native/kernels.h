@@ -74,7 +74,6 @@ struct Traits {
   bool random = false;
   bool overwrites = false;        // in place, but never reads what it overwrites; its arguments give a law
   const char* library = nullptr;  // "cublas", ...: whose workspace it needs
-  bool values = true;             // whether to try known values
   bool in_place = false;          // only writes into its arguments: there is nothing to allocate
   bool each_alike = false;        // a list in, a list of the same shapes out
   const c10::SafeKernelFunction* shape_rule = nullptr;   // PyTorch's own in C++, where there is one
@@ -82,7 +81,6 @@ struct Traits {
 
 const Traits& traits_of(const c10::OperatorHandle& op);
 void name_library(const std::string& op, const std::string& library);
-void never_work_out(const std::string& op);
 void keep_shape_rules();
 bool involves_law(const Traits& traits, const Stack& arguments);
 void follow_resize(const Tensor& original, const Tensor& stand);

@@ -71,8 +71,8 @@ void register_autocast() {
 
 // ---- CUDA's choices that live in dispatch stubs: each is one operator of this project's, written in Python --------------------------
 
-template <class Signature, class... Arguments>
-auto call(const char* name, Arguments&&... arguments) {
+template <class Result, class... Arguments>
+Result call(const char* name, const Arguments&... arguments) {
   static std::unordered_map<std::string, c10::OperatorHandle> found;
   static std::mutex lock;
   c10::OperatorHandle* handle;
@@ -82,21 +82,18 @@ auto call(const char* name, Arguments&&... arguments) {
     if (it == found.end()) it = found.emplace(name, c10::Dispatcher::singleton().findSchemaOrThrow(name, "")).first;
     handle = &it->second;
   }
-  return handle->typed<Signature>().call(std::forward<Arguments>(arguments)...);
+  return handle->typed<Result(Arguments...)>().call(arguments...);
 }
 
 int64_t choose_attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  return call<int64_t(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
-                      std::optional<double>, bool)>(
-      "tonnage::choose_attention", query, key, value, mask, dropout, causal, scale, grouped);
+  return call<int64_t>("tonnage::choose_attention", query, key, value, mask, dropout, causal, scale, grouped);
 }
 
 std::tuple<Tensor, Tensor> convolution_backward(
     const Tensor& input, const Tensor& grad, const Tensor& weight, at::IntArrayRef padding, at::IntArrayRef stride,
     at::IntArrayRef dilation, int64_t groups, bool benchmark, bool deterministic, bool tf32, std::array<bool, 2> mask) {
-  return call<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef,
-                                         at::IntArrayRef, int64_t, bool, bool, bool, bool, bool)>(
+  return call<std::tuple<Tensor, Tensor>>(
       "tonnage::cudnn_convolution_backward", input, grad, weight, padding, stride, dilation, groups, benchmark, deterministic,
       tf32, mask[0], mask[1]);
 }
@@ -105,8 +102,7 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
     const Tensor& input, const Tensor& grad, const Tensor& weight, at::IntArrayRef padding, at::IntArrayRef output_padding,
     at::IntArrayRef stride, at::IntArrayRef dilation, int64_t groups, bool benchmark, bool deterministic, bool tf32,
     std::array<bool, 2> mask) {
-  return call<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef,
-                                         at::IntArrayRef, at::IntArrayRef, int64_t, bool, bool, bool, bool, bool)>(
+  return call<std::tuple<Tensor, Tensor>>(
       "tonnage::cudnn_convolution_transpose_backward", input, grad, weight, padding, output_padding, stride, dilation, groups,
       benchmark, deterministic, tf32, mask[0], mask[1]);
 }
@@ -132,8 +128,7 @@ using Rnn = std::tuple<Tensor, Tensor, Tensor>;
 Rnn recurrent(int64_t mode, const Tensor& input, const Tensor& batch_sizes, const Tensor& hx, const Tensor& cx,
               at::TensorList weights, bool biases, int64_t layers, double dropout, bool train, bool bidirectional,
               bool batch_first) {
-  return call<Rnn(int64_t, const Tensor&, const std::optional<Tensor>&, const Tensor&, const std::optional<Tensor>&,
-                  at::TensorList, bool, int64_t, double, bool, bool, bool)>(
+  return call<Rnn>(
       "tonnage::cudnn_rnn", mode, input, batch_sizes.defined() ? std::optional<Tensor>(batch_sizes) : std::nullopt, hx,
       cx.defined() ? std::optional<Tensor>(cx) : std::nullopt, weights, biases, layers, dropout, train, bidirectional, batch_first);
 }
@@ -233,9 +228,7 @@ void tonnage_register_layouts(const char* sparse_names, const char* nested_names
 }
 
 void tonnage_register_fallback() {
-  registrations().push_back(std::make_unique<torch::Library>(
-      torch::Library::IMPL, "_", std::make_optional(c10::DispatchKey::CUDA), __FILE__, static_cast<uint32_t>(__LINE__)));
-  registrations().back()->fallback(torch::CppFunction::makeFromBoxedFunction<&compute_foreign>());
+  library(c10::DispatchKey::CUDA, "_").fallback(torch::CppFunction::makeFromBoxedFunction<&compute_foreign>());
 }
 
 void tonnage_register_host(const char* fills, const char* derives) {
@@ -247,13 +240,12 @@ void tonnage_register_host(const char* fills, const char* derives) {
   register_host_copy(host);
 }
 
-// "name library" a line; and the operators whose values are never worked out.
-void tonnage_set_libraries(const char* pairs, const char* without_values) {
+// "name library" a line.
+void tonnage_set_libraries(const char* pairs) {
   each_line(pairs, [&](const std::string& line) {
     const auto space = line.find(' ');
     name_library(line.substr(0, space), line.substr(space + 1));
   });
-  each_line(without_values, [&](const std::string& name) { never_work_out(name); });
 }
 
 }  // extern "C"
