@@ -36,9 +36,13 @@ def measured_calls(training: str, path: Path = MEASURED) -> dict[Key, tuple[list
 def captured_calls(step: CapturedStep) -> Counter[Key]:
     """How often each operator was called, written as the H200's rows are: these have nothing of lists."""
     found: Counter[Key] = Counter()
-    for place, moment in enumerate(step.moments()):
+    moments = list(step.moments())
+    # Operators that only call one of the same name, as autocast does.
+    inner = ((moment.parent, moment.call.name) for moment in moments if moment.parent is not None)
+    wrappers = {parent for parent, name in inner if name == moments[parent].call.name}
+    for place, moment in enumerate(moments):
         call = moment.call
-        if call.kind in ("operator", "kernel") and place not in step.wrappers:
+        if call.kind in ("operator", "kernel") and place not in wrappers:
             types = ["TensorList" if kind.endswith("[]") else kind for kind in call.types]
             shapes = [[] if kind == "TensorList" else shape for shape, kind in zip(call.shapes, types, strict=True)]
             found[call.name, json.dumps(shapes), json.dumps(types)] += 1

@@ -118,12 +118,6 @@ def test_rounding(size: int, divisions: int, rounded: int) -> None:
     assert AllocatorSettings(roundup_power2_divisions=(divisions,) * 16).rounded_bytes(size) == rounded
 
 
-def test_what_is_not_modelled_is_said() -> None:
-    assert AllocatorSettings.parse("expandable_segments:True").not_modelled == []
-    (words,) = AllocatorSettings.parse("backend:cudaMallocAsync").not_modelled
-    assert "cudaMallocAsync" in words
-
-
 KEYS = [
     "max_split_size_mb",
     "max_non_split_rounding_mb",

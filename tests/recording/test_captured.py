@@ -36,17 +36,6 @@ def test_places_know_their_callers_and_phases() -> None:
     assert [moment.phase for moment in moments] == ["forward", "forward", "backward", "backward", "optimizer"]
 
 
-def test_counts() -> None:
-    assert STEP.counts[MM] == 2
-    assert (STEP.operators, STEP.top_level_operators, STEP.autograd_nodes) == (4, 3, 1)
-
-
-def test_an_operator_that_autocast_caught_is_a_wrapper() -> None:
-    assert STEP.wrappers == frozenset()
-    caught = replace(STEP, sequence=(1, 1, 2, 1, 3), depths=(0, 1, 0, 1, 0))
-    assert caught.wrappers == {0}
-
-
 def test_a_step_reads_back(tmp_path: Path) -> None:
     recording = training_run()
     recording.captured = STEP

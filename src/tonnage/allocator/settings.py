@@ -120,21 +120,6 @@ class AllocatorSettings:
         """Whether requests are rounded to divisions of a power of two."""
         return any(divisions > 1 for divisions in self.roundup_power2_divisions)
 
-    @property
-    def not_modelled(self) -> list[str]:
-        """Settings that are not modelled, as sentences."""
-        words = []
-        if self.backend != "native":
-            words.append(
-                f"backend:{self.backend}: the driver's own pool is not modelled. The run is answered as the native "
-                "allocator would; allocated bytes are alike, reserved bytes are not."
-            )
-        if self.throw_on_cudamalloc_oom:
-            words.append("throw_on_cudamalloc_oom: cudaMalloc is tried all the same, and the outcome does not change.")
-        if self.graph_capture_record_stream_reuse:
-            words.append("graph_capture_record_stream_reuse: blocks of a capture are reused after it, not within it.")
-        return words
-
     def as_snapshot(self) -> dict[str, Any]:
         """Return the `allocator_settings` of `torch.cuda.memory._snapshot()`."""
         return {

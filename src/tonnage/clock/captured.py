@@ -3,10 +3,8 @@
 Most calls of a step repeat, so each distinct one is stored once and the step is a sequence of their indices.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from tonnage.clock.operators import OperatorCall
@@ -73,33 +71,6 @@ class CapturedStep:
     samples: int | None
     tokens: int | None
     settings: dict[str, str]
-
-    @cached_property
-    def counts(self) -> Counter[CapturedCall]:
-        """How often each distinct call was made."""
-        return Counter({self.calls[number]: count for number, count in Counter(self.sequence).items()})
-
-    @property
-    def operators(self) -> int:
-        """All operators, including nested ones."""
-        return sum(count for call, count in self.counts.items() if call.kind == "operator")
-
-    @cached_property
-    def top_level_operators(self) -> int:
-        """Operators that no other operator called."""
-        return sum(moment.call.kind == "operator" and not moment.is_inner for moment in self.moments())
-
-    @cached_property
-    def wrappers(self) -> frozenset[int]:
-        """Indices of operators that only redispatch to one of the same name, as autocast does."""
-        moments = list(self.moments())
-        inner = ((moment.parent, moment.call.name) for moment in moments if moment.parent is not None)
-        return frozenset(parent for parent, name in inner if name == moments[parent].call.name)
-
-    @property
-    def autograd_nodes(self) -> int:
-        """Nodes that autograd's engine evaluated."""
-        return sum(count for call, count in self.counts.items() if call.kind == "node")
 
     def moments(self) -> Iterator[CallInStep]:
         """Yield every call in order; `parent` is the index of its caller."""
