@@ -10,8 +10,10 @@ which are counted.
 
 import ctypes
 import math
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.script.attribution import address_of
@@ -22,44 +24,25 @@ from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of,
 if TYPE_CHECKING:
     from tonnage.virtual.driver.session import DriverSession
 
-# ATen overloads whose values are tracked, by how they are handled. Computed on the host if all operands are known:
+_TRACKED: dict[str, list[str]] = {
+    kind: names.split()
+    for kind, names in tomllib.loads((Path(__file__).parents[1] / "data" / "values.toml").read_text("utf-8")).items()
+}
+# The names that each of these has with both kinds of operand, and in place.
 _EVALUATED = [
     *(
-        f"{name}{suffix}.{overload}"
-        for name in "add sub mul div remainder bitwise_and bitwise_or bitwise_xor fmod".split()
-        for overload in ("Tensor", "Scalar")
+        f"{name}{suffix}.{kind}"
+        for name in _TRACKED["arithmetic"]
+        for kind in ("Tensor", "Scalar")
         for suffix in ("", "_")
     ),
-    *"""
-    floor_divide floor_divide_ floor_divide.Scalar pow.Tensor_Scalar pow.Tensor_Tensor rsub.Scalar
-    logical_and logical_or logical_xor logical_not logical_and_ logical_or_ logical_not_ bitwise_not bitwise_not_
-    neg abs sign floor ceil round sqrt rsqrt exp log reciprocal neg_ abs_
-    clamp clamp_ clamp.Tensor clamp_min clamp_max maximum minimum
-    where.self where.ScalarSelf where.ScalarOther where.Scalar
-    masked_fill.Scalar masked_fill_.Scalar masked_fill.Tensor masked_fill_.Tensor masked_select
-    index.Tensor _unsafe_index.Tensor index_select gather take embedding index_put_ _index_put_impl_ index_copy_
-    index_fill_.int_Scalar scatter.value scatter_.value scatter.src scatter_.src scatter_add scatter_add_
-    sum sum.dim_IntList prod prod.dim_int mean mean.dim any any.dim all all.dim max min amax amin max.dim min.dim
-    cumsum cumsum_ cumprod count_nonzero.dim_IntList bincount
-    cat clone lift_fresh_copy constant_pad_nd flip roll tril triu tril_ triu_ repeat_interleave.Tensor
-    searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar _amp_update_scale_
-    """.split(),
+    *_TRACKED["evaluated"],
 ]
-# Of these, a tensor of any size gives a small result.
-_REDUCED = frozenset("sum prod mean any all max min amax amin count_nonzero bincount".split())
 _FLAGS = [
-    *"isnan isposinf isneginf isinf".split(),
-    *(f"{name}.{overload}" for name in ("eq", "ne", "gt", "ge", "lt", "le") for overload in ("Scalar", "Tensor")),
+    *_TRACKED["flags"],
+    *(f"{name}.{overload}" for name in _TRACKED["comparisons"] for overload in ("Scalar", "Tensor")),
 ]
-_SAMPLERS = "uniform_ normal_ random_ random_.from random_.to bernoulli_.float bernoulli_.Tensor".split()
-_FILLS = "fill_.Scalar fill_.Tensor zero_ arange.start_out eye.out eye.m_out".split()
-# Operators that return indices chosen by value; the indices are the last result.
-_CHOSEN = "topk argmax argmin multinomial sort sort.stable".split()
-# Operators of torch's `c10d` that write their first argument from their second; all others work in place.
-_COLLECTIVES = (
-    "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
-    "reduce_scatter_tensor_coalesced_ gather_ scatter_ alltoall_ alltoall_base_"
-).split()
+_REDUCED = frozenset(_TRACKED["reduced"])
 _NAMES = {
     "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
@@ -92,12 +75,12 @@ class DriverValues(KnownValues):
             ("aten", "CUDA", self._histogram, ["histc"]),
             ("aten", "CUDA", self._unique, ["_unique2", "unique_consecutive", "unique_dim"]),
             ("aten", "CUDA", self._evaluated, _EVALUATED),
-            ("aten", "CUDA", self._sampled, _SAMPLERS),
-            ("aten", "CUDA", self._filled, _FILLS),
+            ("aten", "CUDA", self._sampled, _TRACKED["sampled"]),
+            ("aten", "CUDA", self._filled, _TRACKED["filled"]),
             ("aten", "CUDA", self._flag, _FLAGS),
-            ("aten", "CUDA", self._chosen, _CHOSEN),
+            ("aten", "CUDA", self._chosen, _TRACKED["chosen"]),
             ("aten", "SparseCUDA", self._coalesced, ["_coalesce"]),
-            ("c10d", "CUDA", self._collective, _COLLECTIVES),
+            ("c10d", "CUDA", self._collective, _TRACKED["collectives"]),
         ):
             for name in names:
                 self._session.follower.follow(namespace, name, key, wrapper)
