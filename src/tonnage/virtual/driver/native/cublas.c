@@ -28,8 +28,8 @@ API const char *cublasGetStatusString(int status) { return status ? "not support
 #define NOTHING(name) API int name(Handle *handle) { return tn_queue(handle->stream), tn_launch(), 0; }
 #define PRODUCT(name)                                                                                                             \
   API int name(Handle *handle, int a, int b, int m, int n, int k) {                                                               \
-    tn_queue_product(handle->stream, 2.0 * m * n * k);                                                          \
-    return tn_launch(), 0;                                                                                                   \
+    tn_queue_product(handle->stream, 2.0 * m * n * k);                                                                            \
+    return tn_launch(), 0;                                                                                                        \
   }
 #define REAL(name) NOTHING(cublasS##name) NOTHING(cublasD##name)
 #define COMPLEX(name) NOTHING(cublasC##name) NOTHING(cublasZ##name)
@@ -51,7 +51,7 @@ NOTHING(cublasGemmStridedBatchedEx_64)
     return *info = 0, tn_queue(handle->stream), 0;                                                                                \
   }
 #define SOLVE(type)                                                                                                               \
-  API int cublas##type##getrsBatched(Handle *handle, int op, int n, int columns, void *a, int lda, void *pivots, void *b, int ldb, \
+  API int cublas##type##getrsBatched(Handle *handle, int op, int n, int columns, void *a, int lda, void *pivots, void *b, int ldb,\
                                      int *info, int batch) {                                                                      \
     return *info = 0, tn_queue(handle->stream), 0;                                                                                \
   }
