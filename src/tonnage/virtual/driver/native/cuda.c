@@ -5,7 +5,6 @@
 #include "kernels.h"
 #include "streams.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,14 +41,8 @@ API Result cuCtxGetLimit(size_t *value, int limit) { return *value = 1024, 0; }
 API Result cuGetErrorName(Result error, const char **text) { return *text = tn_error_name(error), 0; }
 API Result cuGetErrorString(Result error, const char **text) { return *text = tn_error_text(error), 0; }
 
-static Result entry_point(const char *name, void **function, int *status) {
-  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  *function = driver ? tn_driver_function(driver, name) : NULL;
-  if (status) *status = *function ? 0 : 1;
-  return *function ? 0 : 500;
-}
-API Result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) { return entry_point(name, function, NULL); }
-API Result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) { return entry_point(name, function, status); }
+API Result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) { return tn_entry_point(name, function, NULL); }
+API Result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) { return tn_entry_point(name, function, status); }
 
 // Memory
 

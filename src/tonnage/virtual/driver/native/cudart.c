@@ -5,7 +5,6 @@
 #include "kernels.h"
 #include "streams.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -322,11 +321,5 @@ API Error cudaOccupancyMaxActiveClusters(int *clusters, const void *function, co
 
 // The driver behind the runtime
 
-static Error entry_point(const char *name, void **function, int *found) {
-  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  *function = driver ? tn_driver_function(driver, name) : NULL;
-  if (found) *found = *function ? 0 : 1;  // cudaDriverEntryPointSymbolNotFound
-  return *function ? 0 : cudaErrorSymbolNotFound;
-}
-API Error cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *found) { return entry_point(name, function, found); }
-API Error cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *found) { return entry_point(name, function, found); }
+API Error cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *found) { return tn_entry_point(name, function, found); }
+API Error cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags, int *found) { return tn_entry_point(name, function, found); }

@@ -180,14 +180,17 @@ TN_EXPORT int tn_device_attribute(int attribute, int device) {
 }
 
 // A driver's function by its plain name: the newest version that the library has, as cuGetProcAddress finds it.
-TN_EXPORT void *tn_driver_function(void *library, const char *name) {
+TN_EXPORT int tn_entry_point(const char *name, void **function, int *status) {
+  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   char versioned[128];
-  for (int version = 4; version >= 2; version--) {
+  *function = NULL;
+  for (int version = 4; driver && !*function && version >= 2; version--) {
     snprintf(versioned, sizeof versioned, "%s_v%d", name, version);
-    void *found = dlsym(library, versioned);
-    if (found) return found;
+    *function = dlsym(driver, versioned);
   }
-  return dlsym(library, name);
+  if (driver && !*function) *function = dlsym(driver, name);
+  if (status) *status = *function ? 0 : 1;
+  return *function ? 0 : 500;
 }
 
 static const struct { int number; const char *name, *text; } errors[] = {

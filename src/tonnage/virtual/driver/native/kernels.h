@@ -15,6 +15,6 @@ TnKernel tn_kernel(const void *host);
 TnKernel tn_kernel_of(const void *binary, const char *name, int is_registered);
 int tn_occupancy(TnKernel kernel, int threads, int64_t dynamic_shared);
 int tn_device_attribute(int attribute, int device);
-void *tn_driver_function(void *library, const char *name);
+int tn_entry_point(const char *name, void **function, int *status);  // `status` may be NULL
 const char *tn_error_name(int error);
 const char *tn_error_text(int error);
