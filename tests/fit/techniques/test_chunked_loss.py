@@ -1,7 +1,5 @@
 """The loss in chunks, put into whole models."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 import torchvision_names  # noqa: F401
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients
 from fit.observed import Largest
+from fit.virtual_peaks import peaks
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
@@ -140,39 +139,8 @@ def test_what_cannot_be_is_said(head: Callable[[], nn.Module], settings: dict[st
         ChunkedLoss(**settings).apply(training)
 
 
-# In a process of its own: autograd counts the devices at the first backward pass of a process.
-PEAKS = """
-import torch, tonnage
-from torch import nn
-from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
-from tonnage.fit.techniques.micro_batches import MicroBatches
-from tonnage.fit.training import Training
-
-def loss(model, batch):
-    return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
-
-with tonnage.virtual_gpu("h200"):
-    model = nn.Sequential(nn.Linear(256, 32768, bias=False)).to("cuda", torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters())
-    batch = {"x": torch.ones(8192, 256, device="cuda", dtype=torch.bfloat16),
-             "y": torch.zeros(8192, device="cuda", dtype=torch.int64)}
-    training = Training(model=model, optimizer=optimizer, loss=loss, sample=batch, device=torch.device("cuda"),
-                        stepper=Stepper(optimizer))
-    for technique in (None, ChunkedLoss(chunk_bytes=64 << 20)):
-        if technique:
-            technique.apply(training)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        loss(model, batch).backward()
-        print(torch.cuda.max_memory_allocated() - before)
-        model.zero_grad()
-"""
-
-
 def test_on_the_virtual_gpu_a_chunk_and_the_heads_gradient_are_all_there_is() -> None:
-    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
-    plain_bytes, chunked_bytes = map(int, done.stdout.split())
+    found = peaks("chunked-loss")
     logits_bytes, chunk_bytes, head_bytes = 512 << 20, 64 << 20, 16 << 20
-    assert plain_bytes > 5 * logits_bytes
-    assert chunked_bytes == pytest.approx(chunk_bytes + 2 * head_bytes, rel=0.06)
+    assert found["plain"] > 5 * logits_bytes
+    assert found["chunked"] == pytest.approx(chunk_bytes + 2 * head_bytes, rel=0.06)

@@ -1,6 +1,4 @@
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, take_step
+from fit.virtual_peaks import peaks
 from tonnage.fit.stepping import host_step, parameter_step
 from tonnage.fit.stepping.host_step import pieces_of
 from tonnage.fit.stepping.parameter_step import parameter_steps
@@ -297,42 +296,9 @@ def test_refuses_with_the_reason() -> None:
     assert "sparse gradients" in str(HOST.why_not(training))
 
 
-# In a process of its own: autograd counts the devices at the first backward pass of a process.
-BYTES = """
-import torch, tonnage
-from torch import nn
-from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.techniques.host_states import HostStates
-from tonnage.fit.training import Training
-
-MIB = 2**20
-
-def step(training):
-    training.stepper.begin(1)
-    training.stepper.backward(training.loss(training.model, training.sample), last=True)
-    training.stepper.finish()
-
-with tonnage.virtual_gpu("h200"):
-    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)]).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    sample = torch.randn(8, 1024, device="cuda")
-    training = Training(model=model, optimizer=optimizer, loss=lambda model, x: model(x).sum(), sample=sample,
-                        device=torch.device("cuda"), stepper=Stepper(optimizer))
-    for way in (None, "device", "host"):
-        undo = HostStates(how=way, piece_bytes=4 * MIB, window_bytes=8 * MIB).apply(training) if way else lambda: None
-        step(training)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step(training)
-        print(before, torch.cuda.max_memory_allocated() - before)
-        undo()
-"""
-
-
 def test_what_stays_on_a_virtual_gpu_is_known_to_the_mebibyte() -> None:
-    done = subprocess.run([sys.executable, "-c", BYTES], capture_output=True, text=True, check=True)
-    rows = [[int(word) / 2**20 for word in line.split()] for line in done.stdout.splitlines()]
-    (plain, plain_peak), (device, device_peak), (host, host_peak) = rows
+    found = {way: [size / 2**20 for size in sizes] for way, sizes in peaks("host-states").items()}
+    (plain, plain_peak), (device, device_peak), (host, host_peak) = (found[way] for way in ("plain", "device", "host"))
     assert plain_peak == pytest.approx(64, abs=1)  # all gradients
     assert plain - device == pytest.approx(128 - 12, abs=1)  # all states, less three slots
     assert device_peak == pytest.approx(8 + 4, abs=1)  # the window and one gradient

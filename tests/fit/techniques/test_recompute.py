@@ -1,10 +1,7 @@
 """Blocks that run again in backward train as the plain model does, and leave less behind."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fit.cases import CASES, Case, assert_same_training, build_training, gradients, take_step
+from fit.virtual_peaks import peaks
 from tonnage.fit.choose.frontier import frontier
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.recomputing import replay
@@ -413,10 +411,7 @@ def test_a_stepper_that_clips_sees_the_same_gradients() -> None:
 
 @pytest.fixture(scope="module")
 def virtual_peaks() -> dict[str, Any]:
-    script = Path(__file__).parents[1] / "virtual_recompute.py"
-    process = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
-    assert process.returncode == 0, process.stderr
-    return dict(json.loads(process.stdout))
+    return peaks("recompute")
 
 
 def test_on_the_virtual_gpu_it_peaks_where_pytorchs_own_checkpoint_does(virtual_peaks: dict[str, Any]) -> None:

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients, take_step
+from fit.virtual_peaks import peaks
 from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.backward_stepper import BackwardBroken
 from tonnage.fit.stepping.parameter_step import PlainStep
@@ -61,42 +60,11 @@ def test_no_gradient_outlives_its_step() -> None:
     assert set(alive) == {0}
 
 
-# In a process of its own: autograd counts the devices at the first backward pass of a process.
-PEAKS = """
-import torch, tonnage
-from torch import nn
-from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.fit.training import Training
-
-def step(training):
-    training.stepper.begin(1)
-    training.stepper.backward(training.loss(training.model, training.sample), last=True)
-    training.stepper.finish()
-
-with tonnage.virtual_gpu("h200"):
-    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)]).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    sample = torch.randn(8, 1024, device="cuda")
-    training = Training(model=model, optimizer=optimizer, loss=lambda model, x: model(x).sum(), sample=sample,
-                        device=torch.device("cuda"), stepper=Stepper(optimizer))
-    step(training)
-    for technique in (None, StepInBackward()):
-        if technique:
-            technique.apply(training)
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step(training)
-        print(torch.cuda.max_memory_allocated() - before)
-"""
-
-
 def test_on_the_virtual_gpu_only_one_gradient_is_there_at_a_time() -> None:
-    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
-    plain_bytes, fitted_bytes = map(int, done.stdout.split())
+    found = peaks("step-in-backward")
     gradient_bytes = 4 * 1024 * 1024
-    assert plain_bytes > 16 * gradient_bytes
-    assert fitted_bytes < 3 * gradient_bytes
+    assert found["plain"] > 16 * gradient_bytes
+    assert found["fitted"] < 3 * gradient_bytes
 
 
 def test_between_steps_backward_only_makes_gradients() -> None:
