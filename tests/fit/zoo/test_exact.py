@@ -4,16 +4,14 @@
 """
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fit.zoo.trainings import KINDS
-from fit.zoo.trial import COLUMNS, PLAIN, TOGETHER, Outcome, computed
+from fit.zoo.trial import COLUMNS, TOGETHER, outcome, repeated
 
-Find = Callable[[str, str], Outcome]
+pytestmark = pytest.mark.filterwarnings("ignore")  # trainings as people have them warn as theirs do
 
 # What people train most may not be refused what makes it fit: a fit that refuses everything is exact, too.
 _LARGE = ("two micro-batches", "row by row", "recompute", "chunked-loss", "step-in-backward", "host-states", "together")
@@ -73,35 +71,23 @@ _TESTED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def find(request: pytest.FixtureRequest) -> Iterator[Find]:
-    """Outcomes of what is tested in this run, by all processes at once."""
-    wanted: dict[str, set[str]] = defaultdict(set)
-    for item in request.session.items:
-        values = item.callspec.params if item.path == request.path and hasattr(item, "callspec") else {}
-        if "kind" in values:
-            wanted[values["kind"]].add(values.get("column", PLAIN))
-    with computed(wanted) as outcomes:
-        yield lambda kind, column: outcomes[kind].result()[column]
-
-
 def test_there_are_many_kinds() -> None:
     assert len(KINDS) >= 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_training_repeats_itself(find: Find, kind: str) -> None:
+def test_a_plain_training_repeats_itself(kind: str) -> None:
     """Else the zoo itself would be what is not exact: no technique would be, either."""
-    assert str(find(kind, PLAIN)) == "exact"
+    assert str(repeated(kind)) == "exact"
 
 
 @pytest.mark.parametrize(("kind", "column"), _TESTED)
-def test_ten_steps_are_exact_or_refused_without_a_trace(find: Find, kind: str, column: str) -> None:
-    found = find(kind, column)
+def test_ten_steps_are_exact_or_refused_without_a_trace(kind: str, column: str) -> None:
+    found = outcome(kind, column)
     assert found.good is ((kind, column) not in _KNOWN), str(found)
 
 
 @pytest.mark.parametrize(("kind", "column"), USABLE)
-def test_what_people_train_most_is_not_refused(find: Find, kind: str, column: str) -> None:
-    assert str(find(kind, column)) == "exact"
+def test_what_people_train_most_is_not_refused(kind: str, column: str) -> None:
+    assert str(outcome(kind, column)) == "exact"

@@ -66,7 +66,6 @@ TECHNIQUES: dict[str, Callable[[Case], Technique]] = {
 TOGETHER = "together"  # of these, all that are exact alone
 JOINED = ("row by row", "recompute", "chunked-loss", "host-states")
 COLUMNS = (*TECHNIQUES, TOGETHER)
-PLAIN = "itself"  # the plain training against itself
 PROCESSES = 2
 
 
@@ -99,7 +98,7 @@ def _begin() -> None:
 
 
 def outcomes(kind: str, columns: tuple[str, ...]) -> dict[str, Outcome]:
-    found = {column: repeated(kind) if column == PLAIN else outcome(kind, column) for column in columns}
+    found = {column: outcome(kind, column) for column in columns}
     outcome.cache_clear()
     reference.cache_clear()
     return found
