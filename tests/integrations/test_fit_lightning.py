@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,18 @@ PLANS: dict[str, Callable[[], tuple[Technique, ...]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Module]:
+    """The module after a plain training, by the batches of a step."""
+    return cache(lambda batches: train(tmp_path_factory.mktemp("plain"), accumulate_grad_batches=batches)[1])
+
+
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("name", PLANS)
-def test_losses_and_parameters_are_the_plain_run_s(tmp_path: Path, name: str, batches: int) -> None:
-    _, plain = train(tmp_path, accumulate_grad_batches=batches)
+def test_losses_and_parameters_are_the_plain_run_s(
+    tmp_path: Path, name: str, batches: int, plain_run: Callable[[int], Module]
+) -> None:
+    plain = plain_run(batches)
     _, fitted = train(tmp_path, FitCallback(plan=a_plan(*PLANS[name]())), accumulate_grad_batches=batches)
     assert len(fitted.seen) == len(plain.seen) == STEPS * batches
     assert_same_run(fitted, plain)
@@ -132,22 +141,26 @@ def test_a_step_that_raises_leaves_the_module_plain(tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("fitted_first", [True, False])
-def test_checkpoints_are_plain_both_ways(tmp_path: Path, fitted_first: bool) -> None:
+def test_checkpoints_are_plain_both_ways(tmp_path: Path) -> None:
     class Saving(Callback):
+        def __init__(self, name: str) -> None:
+            self.path = tmp_path / name
+
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 3:
-                trainer.save_checkpoint(tmp_path / "third.ckpt", weights_only=False)
+                trainer.save_checkpoint(self.path, weights_only=False)
 
-    def fit(wanted: bool) -> list[Callback]:
-        return [FitCallback(plan=a_plan(HostStates(how="host"), MicroBatches(count=2)))] if wanted else []
+    def fit() -> Callback:
+        return FitCallback(plan=a_plan(HostStates(how="host"), MicroBatches(count=2)))
 
-    train(tmp_path, Saving())
-    _, expected = train(tmp_path, checkpoint=tmp_path / "third.ckpt")
-    train(tmp_path, *fit(fitted_first), Saving())
-    _, found = train(tmp_path, *fit(not fitted_first), checkpoint=tmp_path / "third.ckpt")
-    assert_same_run(found, expected)
-    assert len(found.seen) == STEPS - 3
+    train(tmp_path, Saving("plain.ckpt"))
+    train(tmp_path, fit(), Saving("fitted.ckpt"))
+    _, expected = train(tmp_path, checkpoint=tmp_path / "plain.ckpt")
+    _, fitted_first = train(tmp_path, checkpoint=tmp_path / "fitted.ckpt")
+    _, fitted_then = train(tmp_path, fit(), checkpoint=tmp_path / "plain.ckpt")
+    for found in (fitted_first, fitted_then):
+        assert_same_run(found, expected)
+        assert len(found.seen) == STEPS - 3
 
 
 def test_what_is_logged_is_logged_once_a_micro_batch_and_never_while_measuring(tmp_path: Path) -> None:
