@@ -106,17 +106,19 @@ def test_least(vocabulary: int) -> None:
     rules = torch.tensor(
         [
             (top_k, top_p, min_p)
-            for top_k in (1, 3, 20, vocabulary, 2**31)
-            for top_p in (1.0, 0.9, 0.3, 1e-6)
-            for min_p in (0.0, 0.1, 1.0)
+            for first, top_k in enumerate((1, 3, 20, vocabulary, 2**31))
+            for second, top_p in enumerate((1.0, 0.9, 0.3, 1e-6))
+            for third, min_p in enumerate((0.0, 0.1, 1.0))
+            if (first + second + third) % 3 == 0  # each number still meets each one of the other two rules
         ]
     )
-    if vocabulary > 33:  # the interpreter takes a while for a long row, and a fifth of them has every number above
-        rules = rules[::5]
+    if vocabulary > 33:  # the interpreter takes a while for a long row, and a third of them has every number above
+        rules = rules[::3]
+    rows = torch.arange(len(rules))
     logits = torch.randn(len(rules), vocabulary) * 4 - 2
     logits[::4] = logits[::4].round()  # full of equals
     logits[::5, 1::2] = float("-inf")
-    temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0]).repeat(len(rules) // 4)
+    temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0])[(rows + rows // 4) % 4]
     wishes = (temperatures, *rules.T.contiguous())
     found, expected = (way(logits, *wishes).unsqueeze(1) for way in (logit_threshold_triton, logit_threshold_reference))
     # Which logits stay: where all do, any lower bound says so.
