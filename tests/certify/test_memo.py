@@ -1,36 +1,51 @@
 """A training of which known steps are replayed takes and drops the same blocks as one whose every step is run."""
 
-import subprocess
-import sys
+import contextlib
+import io
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "scripts" / "lengths.py"
-_BOTH = """
-import contextlib, io, json, sys
-from pathlib import Path
 from tonnage.allocator import AllocatorSettings
 from tonnage.certify.replay import live_through
 from tonnage.certify.running import run_training
 from tonnage.hardware import find_cuda_gpu
 from tonnage.script.running import Program
-gpu = find_cuda_gpu("h200")
-with contextlib.redirect_stdout(io.StringIO()):
-    done = run_training(Program.of_file(Path(sys.argv[1])), sys.argv[3:], gpu=gpu, replays=sys.argv[2] == "1")
-lived = live_through(done.program, gpu.memory_bytes, AllocatorSettings())
-print(json.dumps([done.ending.error, done.steps, done.replayed_parts, done.is_faithful, lived.unknown_frees,
-                  lived.allocated_bytes, lived.reserved_bytes, [part.kind for part in done.program.parts]]))
-"""
+from tonnage.virtual.builds import preload
+
+SCRIPT = Path(__file__).parent / "scripts" / "lengths.py"
 
 
-def trained(replays: bool, words: str) -> list[object]:
-    import json
+def trained(replays: bool, words: str) -> list[Any]:
+    """What became of the script, run in a fork of this process, which has loaded torch."""
+    preload()
+    fork = get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    child = fork.Process(target=_train, args=(replays, words.split(), writer))
+    child.start()
+    writer.close()
+    with reader:
+        found: list[Any] = reader.recv()
+    child.join()
+    return found
 
-    command = [sys.executable, "-c", _BOTH, str(SCRIPT), str(int(replays)), *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+
+def _train(replays: bool, words: list[str], told: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    gpu = find_cuda_gpu("h200")
+    with contextlib.redirect_stdout(io.StringIO()):
+        done = run_training(Program.of_file(SCRIPT), words, gpu=gpu, replays=replays)
+    lived = live_through(done.program, gpu.memory_bytes, AllocatorSettings())
+    kinds = [part.kind for part in done.program.parts]
+    peaks = [lived.allocated_bytes, lived.reserved_bytes]
+    told.send(
+        [done.ending.error, done.steps, done.replayed_parts, done.is_faithful, lived.unknown_frees, *peaks, kinds]
+    )
 
 
 @pytest.mark.parametrize("words", ["", "--accumulate 2 --precision fp16", "--leak"])
