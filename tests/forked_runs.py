@@ -5,6 +5,7 @@ Runs whose environment says something to the interpreter, to torch or to the dyn
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -108,9 +109,12 @@ def _serve(channel: socket.socket, tonnage: str) -> None:
     """Fork a run for each request until the other side is gone."""
     from tonnage.virtual.builds import preload
 
+    gc.disable()
     preload()
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # a fork that collected these objects would copy all of their pages
+    gc.enable()
     while True:
         message, descriptors, *_ = socket.recv_fds(channel, 64, 4)
         if not message:

@@ -1,16 +1,15 @@
 """What the advice promises, held against virtual runs of the example after the change was made."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from virtual_runs import run_tonnage
+
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "train_gpt.py").read_text()
-TONNAGE = str(Path(sys.executable).parent / "tonnage")
 SHAPE = ["--batch", "8", "--layers", "6", "--dim", "512", "--heads", "8"]
 
 CHECKPOINTED = EXAMPLE.replace(
@@ -31,8 +30,8 @@ def figures(source: str, *words: str) -> dict:
     with TemporaryDirectory() as scratch:
         script, answer = Path(scratch) / "train_gpt.py", Path(scratch) / "answer.json"
         script.write_text(source)
-        command = [TONNAGE, "run", "--gpu", "h200", "--json", str(answer), str(script), *words]
-        subprocess.run(command, capture_output=True, check=True)
+        done = run_tonnage("run", "--gpu", "h200", "--json", str(answer), str(script), *words)
+        assert done.returncode == 0, done.stderr
         return json.loads(answer.read_text())
 
 
