@@ -156,9 +156,14 @@ def _become(tonnage: str, descriptors: list[int]) -> None:
     os.chdir(request["cwd"])
     sys.argv = [tonnage, *request["words"]]
     sys.modules["__main__"].__file__ = tonnage
-    from tonnage.commands.main import main
+    from tonnage.commands.main import leave, main
 
-    raise SystemExit(main())
+    try:
+        main()
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int | None):
+            leave(leaving.code or 0)  # without taking torch apart, for commands that would have had none of it
+        raise
 
 
 if __name__ == "__main__":

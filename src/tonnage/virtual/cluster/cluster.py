@@ -46,7 +46,7 @@ def run_cluster(
     progress: Callable[[str], None] = lambda words: None,
 ) -> ClusterRecording:
     """Run a torchrun script on a virtual cluster, forwarding the output of rank 0 and the errors of a rank that fails."""
-    # Import torch, the virtual GPU's kernels and the sharding libraries here, so that forked ranks inherit them.
+    # Import torch, the virtual GPU and the sharding libraries here, so that forked ranks inherit them.
     from tonnage.garbage import no_collection
     from tonnage.virtual.builds import preload
 
@@ -54,6 +54,10 @@ def run_cluster(
     with no_collection():
         import torch.distributed.fsdp
         import torch.distributed.tensor  # noqa: F401
+
+        import tonnage.virtual.cluster.distributed
+        import tonnage.virtual.cluster.engines
+        import tonnage.virtual.compiling  # noqa: F401
     program = script if isinstance(script, Program) else Program.of_file(script)
     act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
