@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
-from cuda_build import needs_cuda_build
-from cuda_build import run as run_under_cuda_build
 from tonnage.commands.run import command
 from virtual_runs import run_tonnage
 
 SCRIPTS = Path(__file__).parent / "scripts"
+# As torchrun starts them, but as forks of a process that has loaded torch, each with a world that torch itself connects.
+TWO_RANKS = """
+import os, runpy, socket, sys
+import torch.distributed
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+second = os.fork()
+os.environ["RANK"] = "0" if second else "1"
+runpy.run_path(sys.argv[1], run_name="__main__")
+sys.exit(second and os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
+"""
 
 
 def run(gpus: str, script: str, folder: Path, *words: str) -> tuple[Any, dict[str, Any]]:
@@ -35,8 +46,7 @@ def test_objects_counts_host_tensors_and_the_store_travel_between_ranks(tmp_path
 
 def test_host_collectives_give_what_gloo_gives(tmp_path: Path) -> None:
     script = str(SCRIPTS / "host_collectives.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    real = subprocess.run(torchrun, capture_output=True, text=True, timeout=240)
+    real = subprocess.run([sys.executable, "-c", TWO_RANKS, script], capture_output=True, text=True, timeout=240)
     assert real.returncode == 0, real.stderr
     done, _ = run("2xh200", "host_collectives.py", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -46,22 +56,11 @@ def test_host_collectives_give_what_gloo_gives(tmp_path: Path) -> None:
 # One process with several cards
 
 
-def _said_of_two_cards(printed: str) -> bool:
-    return "One process has tensors on 2 cards. They are taken as one card" in " ".join(printed.split())
-
-
 def test_cards_of_one_process_are_taken_as_one_and_the_report_says_so(tmp_path: Path) -> None:
     done, said = run("2xh200", "two_cards.py", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert _said_of_two_cards(done.stdout)
+    assert "One process has tensors on 2 cards. They are taken as one card" in " ".join(done.stdout.split())
     assert said["ranks"][0]["peak_allocated_bytes"] > 4 * (2**24 - 2**18)
-
-
-@needs_cuda_build
-def test_a_cuda_build_keeps_a_history_for_each_card(tmp_path: Path) -> None:
-    done = run_under_cuda_build("--gpus", "2xh200", SCRIPTS / "two_cards.py", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert _said_of_two_cards(done.stdout)
 
 
 # What goes wrong between ranks
@@ -166,7 +165,7 @@ def test_sharding_over_more_ranks_leaves_each_less(tmp_path: Path) -> None:
 
 
 def test_a_thousand_ranks_are_stood_for_by_a_few_and_uneven_shards_are_found(tmp_path: Path) -> None:
-    done, said = run("128x8xh200", "sharded.py", tmp_path, "fsdp")
+    done, said = run("128x8xh200", "sharded.py", tmp_path, "fsdp", "--blocks", "1")
     assert done.returncode == 0, done.stderr
     assert sum(rank["ranks_alike"] for rank in said["ranks"]) == said["world_size"] == 1024
     assert len(said["ranks"]) < 32

@@ -91,6 +91,13 @@ def test_graphs_streams_and_events(tmp_path: Path) -> None:
     assert "forbidden: CUDA error: operation failed due to a previous error during capture" in done.stdout
 
 
+def test_one_process_with_two_cards_has_a_history_for_each(tmp_path: Path) -> None:
+    script = ROOT / "tests" / "virtual" / "cluster" / "scripts" / "two_cards.py"
+    done = run("--gpus", "2xh200", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "One process has tensors on 2 cards. They are taken as one card" in " ".join(done.stdout.split())
+
+
 def test_a_function_without_a_meaning_fails_and_is_named(tmp_path: Path) -> None:
     done = run("--gpu", "a100-80gb", "-v", SCRIPTS / "asks_nvidia.py", folder=tmp_path)
     assert "nvml NVIDIA A100" in done.stdout and "True" in done.stdout, done.stderr[-2000:]
