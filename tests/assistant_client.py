@@ -23,6 +23,10 @@ class Person:
     """Says the same to every question, and remembers them."""
 
     def __init__(self, action: str, **content: Any) -> None:
+        self.will(action, **content)
+
+    def will(self, action: str, **content: Any) -> None:
+        """Say this from now on, as if never asked before."""
         self.asked: list[str] = []
         self._result = ElicitResult(action=action, content=content if action == "accept" else None)
 
