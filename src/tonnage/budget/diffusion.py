@@ -149,8 +149,7 @@ def pass_seconds(
     host_s = way.host_s * forwards
     drawing: list[tuple[float, float]] = []  # seconds, and the share of the peak rate
     launched = 0.0
-    for count, *fields in way.launches:
-        forward = _launch(fields, batch, positions, gpu)
+    for count, forward in _launches(way, batch, positions, gpu.has_bf16):
         gradients = _gradients(forward, backward)
         for launch in [*[forward] * forwards, *gradients]:
             seconds = float(kernels.seconds(launch, gpu))
@@ -190,13 +189,19 @@ def _beside(forward: Launch, gpu: Gpu, backward: Backward, forwards: int) -> tup
     return seconds, 1 + 2 * (forwards + 1)
 
 
-def _launch(fields: list[object], batch: int, positions: int, gpu: Gpu) -> Launch:
+@lru_cache(maxsize=1 << 8)
+def _launches(way: DiffusionPass, batch: int, positions: int, has_bf16: bool) -> tuple[tuple[float, Launch], ...]:
+    """Return the launches of a forward pass with their counts, which are the same on every card that has BF16."""
+    return tuple((count, _launch(fields, batch, positions, has_bf16)) for count, *fields in way.launches)
+
+
+def _launch(fields: list[object], batch: int, positions: int, has_bf16: bool) -> Launch:
     kind, name, precision, variant, count, polynomials = fields
     basis = (1.0, batch, positions, batch * positions)
     numbers = [sum(x * y for x, y in zip(row, basis, strict=True)) for row in polynomials]  # type: ignore[attr-defined]
     *shape, moved, operations = numbers
     whole = tuple(max(0, round(number)) for number in shape)
-    if precision == "bf16" and not gpu.has_bf16:
+    if precision == "bf16" and not has_bf16:
         precision = "fp16"
     if kind == "attention":
         heads, rows, columns, widths = whole[1], whole[3], whole[4], whole[5] + whole[6]
