@@ -1,4 +1,4 @@
-"""Plans to export, and the real libraries to load what comes of them, each in a process of its own.
+"""Plans to export, and the real libraries to load what comes of them, each in a fork of a process that has them.
 
 DeepSpeed and torchtitan live in a folder apart (`make setup`), which only those processes see: accelerate, transformers
 and Lightning act otherwise where they find DeepSpeed.
@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +50,61 @@ def load_each(program: str, plans: Mapping[str, TrainingRun], folder: Path, **en
     """What a program makes of each plan's folder. It defines `load()`, which runs in there and returns plain data."""
     for name, launch in plans.items():
         export_training(launch, folder / name)
-    done = run_with_engines(
-        "-c", WITHOUT_TORCHVISION + program + _LOAD_ALL, *(str(folder / name) for name in plans), **environment
-    )
+    folders = [str(folder / name) for name in plans]
+    done = _loader().run(WITHOUT_TORCHVISION + program + _LOAD_ALL, folders, environment)
     assert done.returncode == 0, done.stderr[-4000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     return dict(zip(plans, answers, strict=True))
 
 
-def run_with_engines(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Python with the engines in sight."""
-    assert ENGINES.is_dir(), "the engines are not installed: run `make setup`"
-    known = {**os.environ, "PYTHONPATH": str(ENGINES), "CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run([sys.executable, *words], env=known, capture_output=True, text=True, timeout=600)
+class _Loader:
+    """Python with the engines in sight, which imports what takes seconds once and forks for each program."""
 
+    def __init__(self) -> None:
+        assert ENGINES.is_dir(), "the engines are not installed: run `make setup`"
+        known = {**os.environ, "PYTHONPATH": str(ENGINES), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-c", WITHOUT_TORCHVISION + _FORK_FOR_EACH]
+        self._process = subprocess.Popen(command, env=known, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(
+        self, program: str, arguments: list[str], environment: dict[str, str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run the program with these arguments and this environment besides."""
+        assert self._process.stdin and self._process.stdout
+        with tempfile.TemporaryDirectory() as folder:
+            streams = [f"{folder}/output", f"{folder}/errors"]
+            request = {"program": program, "arguments": arguments, "environment": environment, "streams": streams}
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            status = int(self._process.stdout.readline())
+            return subprocess.CompletedProcess(arguments, status, *(Path(stream).read_text() for stream in streams))
+
+
+_loader = cache(_Loader)
 
 # torchvision built for CUDA fails beside a CPU torch, and half of transformers with it: here there is none.
 WITHOUT_TORCHVISION = "import sys; sys.modules['torchvision'] = None\n"
+
+_FORK_FOR_EACH = """
+import json, os, signal
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # DeepSpeed logs to standard output
+import accelerate.utils, deepspeed
+from transformers import Trainer
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if run := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]), file=answers, flush=True)
+        continue
+    signal.alarm(600)
+    for number, stream in enumerate(request["streams"], 1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(request["environment"])
+    sys.argv[1:] = request["arguments"]
+    exec(request["program"], {"__name__": "__main__"})
+    sys.exit()
+"""
 
 _LOAD_ALL = """
 import json, os, sys
