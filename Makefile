@@ -86,7 +86,7 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff format .
 
 # CUDA builds of torch are for Linux; elsewhere the tests that need one are skipped.
-test: lint $(if $(filter Linux,$(shell uname -s)),$(STAMP_CUDA)) ## lint, then every test that needs no GPU, under both builds of torch
+test: $(STAMP) $(if $(filter Linux,$(shell uname -s)),$(STAMP_CUDA)) ## lint, and every test that needs no GPU, under both builds of torch
 	$(BIN)/python tools/run_tests.py
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there

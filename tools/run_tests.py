@@ -1,10 +1,10 @@
-"""Every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of each package: `make test`.
+"""Lint and every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of each package: `make test`.
 
     .venv/bin/python tools/run_tests.py [--lanes 2] [--slow] [GROUP ...]
 
-A group is a process of pytest. The longest begin first; whatever is in no group of its own is among "all others". A group that
-passes is one line, one that fails is shown whole. With --slow, the tests that are marked slow run instead of the others: `make slow`.
-Coverage is held to its floors when all groups run.
+A group is a process of pytest, but for "lint", which is `make lint`. That and the longest begin first; whatever is in no group of
+its own is among "all others". A group that passes is one line, one that fails is shown whole. With --slow, the tests that are
+marked slow run instead, without lint: `make slow`. Coverage is held to its floors when all groups run.
 """
 
 import argparse
@@ -27,29 +27,30 @@ NOTHING_TO_RUN = 5  # pytest's status
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tests that run in one process."""
+    """Tests that run in one process; without any, `make lint`."""
 
     name: str
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = ()
 
 
 GROUPS = [
+    Group("lint"),
+    Group("all others", ("tests",)),
     Group("fit", ("tests/fit",)),
     Group("virtual", ("tests/virtual",)),
-    Group("all others", ("tests",)),
+    Group("docs, packages", ("tests/tools",)),
+    Group("planner", ("tests/planner", "tests/budget")),
+    Group("commands", ("tests/commands",)),
     Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing")),
     Group("virtual cluster", ("tests/virtual/cluster",)),
-    Group("commands", ("tests/commands",)),
+    Group("serve", ("tests/serve",)),
     Group("explain", ("tests/explain",)),
     Group("assistant", ("tests/assistant",)),
     Group("certify", ("tests/certify",)),
     Group("fit sharded", ("tests/fit/sharding",)),
-    Group("serve", ("tests/serve",)),
-    Group("planner", ("tests/planner", "tests/budget")),
     Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py")),
-    Group("docs, packages", ("tests/tools",)),
-    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation")),
     Group("league", ("tests/league",)),
+    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation")),
     Group("integrations", ("tests/integrations",)),
 ]  # fmt: skip
 
@@ -65,8 +66,10 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The group, its time, and pytest's last word."""
+        """The group, its time, and pytest's last word or how lint ended."""
         said = [line for line in self.output.splitlines() if re.search(r"\d (passed|failed|errors?)\b", line)]
+        if not self.group.paths:
+            said = ["failed" if self.status else "passed"]
         return f"  {self.group.name:16}{self.seconds:5.0f} s   {said[-1].strip('= ') if said else 'no test ran'}"
 
 
@@ -78,6 +81,7 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="some of: " + ", ".join(g.name for g in GROUPS))
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
+    chosen = [group for group in chosen if group.paths or not options.slow]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.lanes) as pool:
         whole = not options.groups and not options.slow
         probes = coverage_probes.prepare(SOURCE, Path(folder)) if whole else {}
@@ -105,6 +109,7 @@ def run(group: Group, lanes: int, probes: dict[str, str], *, slow: bool = False)
     marked = "not gpu and slow" if slow else "not gpu and not slow"
     command = [sys.executable, "-m", "pytest", "-m", marked, "-o", f"cache_dir=.pytest_cache/{number}"]
     command += [*group.paths, *ignored(group)]
+    command = command if group.paths else ["make", "--no-print-directory", "lint"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     status = 0 if slow and done.returncode == NOTHING_TO_RUN else done.returncode
     result = Result(group, status, done.stdout + done.stderr, time.monotonic() - began_s)
