@@ -95,7 +95,7 @@ def test_other_commands_go_through_the_application(
 LEAVES_LATE = """
 import atexit, threading, time
 atexit.register(print, "handler ran")
-threading.Thread(target=lambda: (time.sleep(2), print("thread ended"))).start()
+threading.Thread(target=lambda: (time.sleep(0.5), print("thread ended"))).start()
 print("script ended", end="")
 """
 

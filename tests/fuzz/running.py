@@ -106,7 +106,8 @@ def prepare(kinds: Iterable[str]) -> None:
             if ".cuda" not in module.name:
                 importlib.import_module(module.name)
     if any(KINDS[kind].needs_torch for kind in kinds):
-        importlib.import_module("tonnage.fit.sharding.deepspeed")
+        for name in ("plan", "sharding.deepspeed"):
+            importlib.import_module(f"tonnage.fit.{name}")
     if "request" in kinds:
         importlib.import_module("tonnage.serve.server.schemas")
     for make_seeds in (
