@@ -47,7 +47,8 @@ def fastest(judged: Iterable["Judged"]) -> tuple["Judged", int]:
     for one in judged:
         if one.fits.any():
             speed = np.where(one.fits, one.tokens_per_s, 0.0)
-            index = int(np.lexsort((one.total_bytes, -speed))[0])
+            quickest = np.flatnonzero(speed == speed.max())
+            index = int(quickest[one.total_bytes[quickest].argmin()])
             found.append((-float(speed[index]), float(one.total_bytes[index]), len(found), one, index))
     *_, one, index = min(found)
     return one, index
