@@ -22,6 +22,7 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2
 from fit.cases import take_step as take_plain_step
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
+from tonnage.fit.sharding import agreement
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.fitting import AgreedMeter, AgreedSurvey, agreed
 from tonnage.fit.sharding.shard import Shard
@@ -356,11 +357,12 @@ def one_asks_for_nonsense(rank: int, folder: Path) -> None:
 
 
 def one_lingers(rank: int, folder: Path) -> None:
-    """It raises, and its process stays: its connections do not close."""
+    """It raises, and its process stays: its connections do not close. The other's thread has less patience than usual."""
+    agreement._ABORT_AFTER_S = agreement._END_AFTER_S = 1.0  # type: ignore[misc]
     try:
         _broken(rank, on=(1,), call=2)
     except ZeroDivisionError:
-        time.sleep(14)
+        time.sleep(8)
         raise
 
 
