@@ -91,6 +91,9 @@ class Engine:
         self.runner, self.card = startup.start(decoder)
         self.config, self.context = startup.config, self.card.limits.context
         self.architecture, self.tokenizer = decoder.architecture, tokenizer
+        self._reset()
+
+    def _reset(self) -> None:
         self.scheduler = self._make_scheduler()
         self.stats = Stats()
         self._asleep = False
