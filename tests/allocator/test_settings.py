@@ -118,6 +118,11 @@ def test_rounding(size: int, divisions: int, rounded: int) -> None:
     assert AllocatorSettings(roundup_power2_divisions=(divisions,) * 16).rounded_bytes(size) == rounded
 
 
+def test_what_is_not_modelled_is_told() -> None:
+    assert AllocatorSettings.parse("expandable_segments:True").not_modelled == {}
+    assert list(AllocatorSettings.parse("backend:cudaMallocAsync").not_modelled) == ["backend:cudaMallocAsync"]
+
+
 KEYS = [
     "max_split_size_mb",
     "max_non_split_rounding_mb",

@@ -1,6 +1,7 @@
 """Scripts as they come: failing, leaving, branching, forking, compiling. Their own words and status are kept."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -13,9 +14,9 @@ import pytest
 from virtual_runs import SCRIPTS, TONNAGE, run_tonnage
 
 
-def run(script: str, tmp_path: Path, *words: str) -> tuple[Any, dict[str, Any]]:
+def run(script: str, tmp_path: Path, *words: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     answer = tmp_path / "answer.json"
-    done = run_tonnage("run", "--gpu", "h200", "--json", str(answer), str(SCRIPTS / script), *words)
+    done = run_tonnage("run", "--gpu", "h200", "--json", str(answer), str(SCRIPTS / script), *words, **options)
     return done, json.loads(answer.read_text())
 
 
@@ -70,6 +71,13 @@ def test_an_operator_without_a_shape_rule_is_named_and_the_run_goes_on(tmp_path:
     assert done.returncode == 0, done.stderr
     assert "torch.Size([256, 256]) cuda:0" in done.stdout
     assert any("mine::double" in row["operator"] for row in said["not_modelled"])
+
+
+def test_settings_of_the_allocator_that_are_not_modelled_are_named(tmp_path: Path) -> None:
+    asked = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    done, said = run("raises.py", tmp_path, env=os.environ | asked)
+    assert "modelled: backend:cudaMallocAsync: PyTorch's own allocator" in " ".join(done.stdout.split())
+    assert [row["operator"] for row in said["not_modelled"]] == ["backend:cudaMallocAsync"]
 
 
 def test_what_is_not_modelled_of_sparse_tensors_is_refused_by_name(tmp_path: Path) -> None:

@@ -120,6 +120,20 @@ class AllocatorSettings:
         """Whether requests are rounded to divisions of a power of two."""
         return any(divisions > 1 for divisions in self.roundup_power2_divisions)
 
+    @property
+    def not_modelled(self) -> dict[str, str]:
+        """Settings that are not modelled, and what is done instead."""
+        found = {}
+        if self.backend != "native":
+            found[f"backend:{self.backend}"] = (
+                "PyTorch's own allocator is modelled: of reserved bytes, the driver's pool has others"
+            )
+        if self.throw_on_cudamalloc_oom:
+            found["throw_on_cudamalloc_oom"] = "memory is asked for all the same, which changes no outcome"
+        if self.graph_capture_record_stream_reuse:
+            found["graph_capture_record_stream_reuse"] = "blocks of a capture are used again after it, not within it"
+        return found
+
     def as_snapshot(self) -> dict[str, Any]:
         """Return the `allocator_settings` of `torch.cuda.memory._snapshot()`."""
         return {

@@ -162,7 +162,7 @@ def _comment(given: Mapping[str, str], marker: str, body: str) -> str:
     if not number or not given.get("TOKEN"):
         return f"No comment was made: there is no {'token' if number else 'pull request'}."
     issues = f"{given.get('GITHUB_API_URL', 'https://api.github.com')}/repos/{given['GITHUB_REPOSITORY']}/issues"
-    for page in range(1, _MOST_PAGES):
+    for page in range(1, _MOST_PAGES + 1):
         comments = _call(given, "GET", f"{issues}/{number}/comments?per_page=100&page={page}")
         mine = next((comment for comment in comments if (comment["body"] or "").startswith(marker)), None)
         if mine:

@@ -60,6 +60,8 @@ class ModelledSession(Session):
         atexit.register(self.library.tonnage_close)
 
     def _uninstall(self) -> None:
+        for setting, instead in self.device.allocator.settings.not_modelled.items():
+            self.stand_ins.unmodelled(setting, instead)
         self.library.tonnage_listen_host(ctypes.py_object(None))
         self.library.tonnage_close()
 

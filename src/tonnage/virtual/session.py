@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
+from tonnage.allocator.settings import VARIABLES
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
@@ -98,7 +99,7 @@ class Session:
             capacity_bytes=self.gpu.memory_bytes,
             torch_modelled=self.modelled,
             torch_installed=self.torch.__version__,
-            settings=os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
+            settings=next((os.environ[name] for name in VARIABLES if name in os.environ), ""),
             wall_seconds=time.perf_counter() - self._started,
             overhead_bytes=sum(parts.values()),
             overhead_parts=parts,

@@ -213,6 +213,19 @@ def test_blocks_from_before_the_trace_are_counted_and_said() -> None:
     assert recording.notes[0].text == "2 blocks (32.00 MiB) are older than the first event"
 
 
+def test_a_segment_that_came_and_went_was_not_there_before_though_the_end_has_it() -> None:
+    program = Program()
+    program.free(program.alloc(32 * MIB))
+    program.allocator.empty_cache()
+    known = len(program.trace)
+    program.alloc(32 * MIB)
+    snapshot = program.snapshot()
+    del snapshot["device_traces"][0][known:]  # recording stopped before it came again
+    recording = read_dict(snapshot)
+    assert recording.peak_reserved_bytes == 32 * MIB
+    assert recording.timeline.reserved_bytes == [32 * MIB] * 3 + [0]
+
+
 def test_a_snapshot_without_events_is_what_it_holds() -> None:
     program = Program()
     program.alloc(30 * MIB, MOVE)

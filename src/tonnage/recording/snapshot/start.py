@@ -178,17 +178,14 @@ def _strays(trace: Trace, segments: list[Segment], blocks: list[StartBlock]) -> 
 
 
 def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
-    found = []
-    given: set[int] = set()
+    """Return segments whose first event frees them, and those at the end that have none."""
+    first: dict[int, tuple[int, Segment]] = {}
     for action, address, size, stream, _, _ in trace.rows():
-        if action == Action.SEGMENT_ALLOC:
-            given.add(address)
-        elif action == Action.SEGMENT_FREE:
-            if address not in given:
-                found.append(Segment(address, size, stream, False))
-            given.discard(address)
-    kept = [s for s in held if not s.is_expandable and s.address not in given]
-    return found + [Segment(s.address, s.size_bytes, s.stream, False) for s in kept]
+        if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
+            first.setdefault(address, (action, Segment(address, size, stream, False)))
+    freed = [segment for action, segment in first.values() if action == Action.SEGMENT_FREE]
+    fixed = [Segment(s.address, s.size_bytes, s.stream, False) for s in held if not s.is_expandable]
+    return freed + [segment for segment in fixed if segment.address not in first]
 
 
 def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
