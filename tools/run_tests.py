@@ -1,6 +1,6 @@
-"""Lint and every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of each package: `make test`.
+"""Lint and every test that needs no GPU, in groups, one more at once than there are cores, and what they cover: `make test`.
 
-    .venv/bin/python tools/run_tests.py [--lanes 2] [--slow] [GROUP ...]
+    .venv/bin/python tools/run_tests.py [--lanes 3] [--slow] [GROUP ...]
 
 A group is a process of pytest, but for "lint", which is `make lint`. That and the longest begin first; whatever is in no group of
 its own is among "all others". A group that passes is one line, one that fails is shown whole. With --slow, the tests that are
@@ -35,23 +35,23 @@ class Group:
 
 GROUPS = [
     Group("lint"),
-    Group("all others", ("tests",)),
     Group("fit", ("tests/fit",)),
+    Group("all others", ("tests",)),
     Group("virtual", ("tests/virtual",)),
     Group("docs, packages", ("tests/tools",)),
-    Group("planner", ("tests/planner", "tests/budget")),
-    Group("commands", ("tests/commands",)),
     Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing")),
-    Group("virtual cluster", ("tests/virtual/cluster",)),
-    Group("serve", ("tests/serve",)),
-    Group("explain", ("tests/explain",)),
-    Group("assistant", ("tests/assistant",)),
-    Group("certify", ("tests/certify",)),
     Group("fit sharded", ("tests/fit/sharding",)),
-    Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py")),
+    Group("planner", ("tests/planner", "tests/budget")),
+    Group("serve", ("tests/serve",)),
     Group("league", ("tests/league",)),
+    Group("assistant", ("tests/assistant",)),
     Group("kernels", ("tests/serve/kernels", "tests/serve/simulation")),
+    Group("commands", ("tests/commands",)),
+    Group("virtual cluster", ("tests/virtual/cluster",)),
+    Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py")),
     Group("integrations", ("tests/integrations",)),
+    Group("explain", ("tests/explain",)),
+    Group("certify", ("tests/certify",)),
 ]  # fmt: skip
 
 
@@ -76,7 +76,9 @@ class Result:
 def main() -> int:
     """Run them; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="groups at once (default: the cores)")
+    cores = os.cpu_count() or 1
+    # One more than there are cores: tests wait for processes that they start, for servers and for a browser.
+    parser.add_argument("--lanes", type=int, default=cores + 1, help="groups at once (default: the cores, and one)")
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, without coverage")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help="some of: " + ", ".join(g.name for g in GROUPS))
     options = parser.parse_args()
