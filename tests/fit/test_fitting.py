@@ -77,6 +77,12 @@ def test_steps_taken_before_a_training_is_fitted_again_count_after_it(found: dic
     assert found["fitted again"]["plain"]
 
 
+def test_micro_batches_that_break_a_step_are_left_out(found: dict[str, Any]) -> None:
+    working, broken = found["wrong in parts"]["techniques"]
+    assert "micro-batches" in working and "micro-batches" not in broken
+    assert "broken" in found["wrong in parts"]["left out"]["micro-batches"]
+
+
 def test_without_host_memory_nothing_is_moved_there(found: dict[str, Any]) -> None:
     with_host, without = found["no host memory"]["8 GiB"], found["no host memory"]["0"]
     assert with_host["fits"] and with_host["host_bytes"] > 0

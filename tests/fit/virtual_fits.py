@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def main(directory: str, *models: str) -> None:
             "carried": {name: _carried(name, share, Path(directory)) for name, share in CARRIED.items()},
             "too small": _too_small(),
             "fitted again": _fitted_again(),
+            "wrong in parts": _wrong_in_parts(),
             "problems": {name: _problem(provoke) for name, provoke in _PROBLEMS.items()},
         }
     print(json.dumps(found))
@@ -285,6 +287,27 @@ def _no_host_memory() -> dict[str, Any]:
         except DoesNotFit as error:
             found[str(host)] = {"fits": False, "smallest": error.smallest_bytes}
     return found
+
+
+def _wrong_in_parts() -> dict[str, Any]:
+    """A step in micro-batches that breaks."""
+    from unittest import mock
+
+    import tonnage
+    from tonnage.fit.techniques.micro_batches import MicroBatches
+
+    model, optimizer, batch, loss = _training(short_llama)
+    options = {"loss": loss, "sample": batch, "without": ("recompute", "activation-offload")}
+    whole = tonnage.fit(model, optimizer, budget="1 GiB", **options)
+    whole.undo()
+    budget = whole.measured.peak_reserved_bytes - (8 << 20)
+    names = []
+    for broken in (False, True):
+        with mock.patch.object(MicroBatches, "place", side_effect=ValueError("broken")) if broken else nullcontext():
+            fitted = tonnage.fit(model, optimizer, budget=budget, **options)
+        names.append([technique.name for technique in fitted.techniques])
+        fitted.undo()
+    return {"techniques": names, "left out": fitted.left_out}
 
 
 def _carried(name: str, share: float, directory: Path) -> list[str]:

@@ -9,7 +9,7 @@ gradients are compared with the plain model's.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tonnage.fit.checks import check_clip_norm, check_request
 from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, smallest_budget, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
-from tonnage.fit.modules import draw_others, eagerly
+from tonnage.fit.modules import draw_others
 from tonnage.fit.plan import FitPlan, assemble, read_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
@@ -274,8 +274,9 @@ class Fitting(Stages):
         if rows < self.least_rows:
             return None
         try:
-            with nullcontext() if compiled else eagerly():
-                proof = prove(self.training, self.applied.plain_model, self.training.sample, most_rows=rows)
+            proof = prove(
+                self.training, self.applied.plain_model, self.training.sample, most_rows=rows, compiled=compiled
+            )
         except NotProven as problem:
             self.request.say(str(problem))
             return None
@@ -441,7 +442,7 @@ class Fitting(Stages):
             survey.rows > 1 and bool(survey.blocks) and "recompute" in allowed and _IN_SLICES not in self.left_out
         )
         sliceable = sliceable and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
-        found = {"batch_rows": survey.rows, "sliceable": sliceable, "divisible": self.divides}
+        found = {"batch_rows": survey.rows, "sliceable": sliceable, "divisible": "micro-batches" in allowed}
         return {**found, "allowed": allowed, "outside": survey.outside}
 
     def _rehearse(self) -> Rehearsed:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fit.cases import CASES, Case, build_training, dropout_net, gpt2, llama
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted, apply_plan
+from tonnage.fit.gradients import rounding
 from tonnage.fit.modules import replace_forward
 from tonnage.fit.prove.proof import NotTheSame
 from tonnage.fit.technique import Technique
@@ -126,6 +127,15 @@ def test_a_proof_says_what_it_compared() -> None:
     proof = fitted(CASES["dropout"], StepInBackward()).prove()
     assert f"{proof.parameters} gradients of 4 rows compared" in str(proof)
     assert "1e-06 is rounding" in str(proof)
+
+
+def test_compiled_blocks_in_a_narrow_dtype_may_round_elsewhere() -> None:
+    training = build_training(llama)
+    training.model.bfloat16()
+    assert rounding(training) == 6e-2 < rounding(training, compiled=True) < 0.5
+    training.model.float()
+    assert rounding(training, compiled=True) == rounding(training)
+    assert rounding(training, torch.bfloat16, compiled=True) > rounding(training, torch.bfloat16)
 
 
 def test_another_batch_than_the_sample_is_proven() -> None:

@@ -6,14 +6,14 @@ that does not fit, both run on fewer rows. Nothing is stepped, and nothing chang
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
-from tonnage.fit.modules import kept_modes, undisturbed
+from tonnage.fit.modules import eagerly, kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split, take_rows
 from tonnage.fit.training import Batch, Training
@@ -49,15 +49,26 @@ class Proof:
 
 
 def prove(
-    training: Training, plain: Callable[[], AbstractContextManager[None]], batch: Batch, *, most_rows: int | None = None
+    training: Training,
+    plain: Callable[[], AbstractContextManager[None]],
+    batch: Batch,
+    *,
+    most_rows: int | None = None,
+    compiled: bool = True,
 ) -> Proof:
     """Compare gradients and raise NotTheSame if one differs by more than rounding.
 
-    Inside `plain()` the model is the plain one. `most_rows` is the number of rows that it has room for.
+    Inside `plain()` the model is the plain one. `most_rows` is the number of rows that it has room for. Without
+    `compiled`, compiled blocks run eagerly.
     """
     narrow: list[torch.dtype] = []
+    compiled = compiled and "compile" in training.applied
     # If micro-batches sample their own dropout, compare without dropout.
-    with kept_modes(training.model, evaluating=training.resampled), noted_autocast(training, narrow):
+    with (
+        kept_modes(training.model, evaluating=training.resampled),
+        noted_autocast(training, narrow),
+        nullcontext() if compiled else eagerly(),
+    ):
         with plain(), as_before(training.loss, training.model):
             batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
         with as_before(training.loss, training.model):
@@ -72,7 +83,7 @@ def prove(
         worst_parameter=worst,
         worst_error=errors[worst],
         parameters=len(errors),
-        tolerance=max(rounding(training, narrow[0] if narrow else None), _LEAST_TOLERANCE),
+        tolerance=max(rounding(training, narrow[0] if narrow else None, compiled=compiled), _LEAST_TOLERANCE),
         rows=batch_rows(batch),
     )
     if not math.isfinite(norm) or not math.isfinite(plain_loss):

@@ -63,7 +63,6 @@ class Stages:
         self.fresh = not training.optimizer.state
         self.stages: list[tuple[str, Survey]] = []
         self.base = 0  # number of techniques that always pay
-        self.divides = False
         self.least_rows = 1  # fewest rows that the loss accepts
         self.own_autocast: list[torch.dtype] = []  # dtypes of autocast that the loss enters itself
         self.in_one_piece = False  # whether the model is measured as a whole, not block by block
@@ -208,8 +207,8 @@ class Stages:
     def _measure_sizes(self) -> None:
         """Estimate every micro-batch size that fits alone. The chosen one is measured later."""
         survey, room = self.survey, self.request.budget_bytes - self.resident.held_bytes
-        self.divides = self._may_divide()
-        candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
+        divisible = self._may_divide()
+        candidates = [rows for rows in candidate_rows(survey.rows, divisible=divisible) if rows >= self.least_rows]
         like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
         self._suppose(survey, candidates, like, room)
         for rows in survey.supposed.intersection(candidates):
