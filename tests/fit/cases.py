@@ -126,11 +126,16 @@ def dropout_net() -> Case:
 CASES: dict[str, Callable[[], Case]] = {"llama": llama, "gpt2": gpt2, "vit": vit, "dropout": dropout_net}
 
 
+def seed_cpu(seed: int) -> None:
+    """torch.manual_seed formats the whole stack for each kind of device that there is not."""
+    torch.default_generator.manual_seed(seed)
+
+
 def build_training(
     build: Callable[[], Case], *, dtype: torch.dtype = torch.float64, clip_norm: float | None = None
 ) -> Training:
     """A training in FP64 on the CPU, the same at each call."""
-    torch.manual_seed(0)
+    seed_cpu(0)
     model, batch, loss = build()
     model.to(dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -146,7 +151,7 @@ def build_training(
 
 def take_step(training: Training, seed: int) -> Tensor:
     """One step on the sample, as `Fitted.step` takes it with one micro-batch."""
-    torch.manual_seed(seed)
+    seed_cpu(seed)
     training.stepper.begin(1)
     with training.forward_pass():
         loss = training.loss(training.model, training.sample)
@@ -157,7 +162,7 @@ def take_step(training: Training, seed: int) -> Tensor:
 
 def gradients(training: Training, seed: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of the model as it stands, by plain autograd."""
-    torch.manual_seed(seed)
+    seed_cpu(seed)
     training.model.zero_grad(set_to_none=True)
     with training.forward_pass():
         loss = training.loss(training.model, training.sample)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fit.cases import Case, build_training, dropout_net, gpt2, llama, vit
+from fit.cases import Case, build_training, dropout_net, gpt2, llama, seed_cpu, vit
 from fit.observed import softmax_in_fp64  # noqa: F401
 from tonnage.fit.fitted import Applied
 from tonnage.fit.modules import find_blocks
@@ -167,7 +167,7 @@ def _eager(case: str, names: Sequence[str]) -> bool:
 
 
 def _step(training: Training, step: int) -> Tensor:
-    torch.manual_seed(step)
+    seed_cpu(step)
     return take_step(training, training.sample)
 
 

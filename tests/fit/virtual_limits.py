@@ -4,6 +4,7 @@ In a process of its own: autograd's engine learns how many devices there are at 
 have had theirs on the CPU.
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def _traces(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
 
 def main() -> None:
     found: dict[str, Any] = {}
+    gc.freeze()  # what was imported: each answer takes a garbage collection
     with tonnage.virtual_gpu("h200"):
         model, eager = _llama(), _llama("eager")
         tokens = torch.zeros(2, 512, dtype=torch.long, device="cuda")

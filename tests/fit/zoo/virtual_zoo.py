@@ -63,8 +63,10 @@ def chosen(*kinds: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 def choose(*kinds: str) -> None:
     """A line of JSON for each kind and budget; plans are saved here."""
+    from fit.zoo.trainings import KINDS  # noqa: F401
     from tonnage.virtual import virtual_gpu
 
+    gc.freeze()  # what was imported: each training begins with a garbage collection
     with virtual_gpu("h200"):
         for kind in kinds:
             try:

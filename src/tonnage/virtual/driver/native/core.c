@@ -16,12 +16,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #define LOCKED for (int once_ = (pthread_mutex_lock(&lock), 1); once_; once_ = (pthread_mutex_unlock(&lock), 0))
 
 // Addresses. The order of addresses decides which of two equally large free blocks torch takes, so stretches are placed as
-// NVIDIA's driver on Linux was seen to: in ranges of a multiple of 32 MiB, from the top of the address space down, the rest of a
-// range serving later and smaller requests, newest range first (tonnage/allocator/segments.py tells the same in Python).
+// NVIDIA's driver on Linux was seen to: in ranges of a multiple of 32 MiB, from a top down, the rest of a range serving later and
+// smaller requests, newest range first (tonnage/allocator/segments.py tells the same in Python). The driver's top is where the
+// host's own mappings begin, at a place drawn for each process. Nothing is mapped here, so these addresses lie where neither
+// Linux's mmap, 47 TiB above, nor a program, above 0x5555..., ever comes.
 
 #define RANGE (32ull << 20)
 #define PAGE (2ull << 20)
-#define TOP 0x7f8000000000ull
+#define TOP 0x500000000000ull
 #define BOTTOM 0x200000000000ull
 
 typedef struct { uint64_t start, stop; } Stretch;
@@ -253,7 +255,6 @@ TN_EXPORT int64_t tn_size_at(uint64_t address, uint64_t *start) {
 
 TN_EXPORT int tn_is_device(const void *pointer) {
   uint64_t address = (uint64_t)pointer;
-  // Host mappings can lie in the same stretch of addresses, so a look at the table decides.
   if (address < BOTTOM || address >= TOP) return 0;
   int device = 0;
   LOCKED {
