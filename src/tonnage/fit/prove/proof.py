@@ -62,7 +62,6 @@ def prove(
     `compiled`, compiled blocks run eagerly.
     """
     narrow: list[torch.dtype] = []
-    compiled = compiled and "compile" in training.applied
     # If micro-batches sample their own dropout, compare without dropout.
     with (
         kept_modes(training.model, evaluating=training.resampled),
@@ -83,7 +82,10 @@ def prove(
         worst_parameter=worst,
         worst_error=errors[worst],
         parameters=len(errors),
-        tolerance=max(rounding(training, narrow[0] if narrow else None, compiled=compiled), _LEAST_TOLERANCE),
+        tolerance=max(
+            rounding(training, narrow[0] if narrow else None, compiled=compiled and "compile" in training.applied),
+            _LEAST_TOLERANCE,
+        ),
         rows=batch_rows(batch),
     )
     if not math.isfinite(norm) or not math.isfinite(plain_loss):
