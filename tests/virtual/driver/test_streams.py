@@ -4,9 +4,11 @@ import ctypes
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cuda_build import needs_cuda_build, run
 from tonnage.hardware import find_gpu
 from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import loading
@@ -117,3 +119,9 @@ def test_the_first_launch_of_a_kernel_costs_the_host_more(card: Card) -> None:
         return done
 
     assert [events_done_during_a_launch() for _ in range(2)] == [True, False]
+
+
+@needs_cuda_build
+def test_what_a_collective_kept_is_free_once_the_host_has_waited(tmp_path: Path) -> None:
+    done = run("--gpu", "h200", Path(__file__).parent / "scripts" / "buckets.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -63,9 +63,9 @@ void register_autocast() {
 #define NAME_2(name, overload) #name "." #overload
 #define PICK(_1, _2, which, ...) which
 #define NAME(...) PICK(__VA_ARGS__, NAME_2, NAME_1, )(__VA_ARGS__)
-#define LOWER(...) autocast.impl(NAME(__VA_ARGS__), torch::CppFunction::makeFromBoxedFunction<&autocast_lower>());
+#define LOWERED(...) autocast.impl(NAME(__VA_ARGS__), torch::CppFunction::makeFromBoxedFunction<&autocast_lower>());
 #define FLOAT(...) autocast.impl(NAME(__VA_ARGS__), torch::CppFunction::makeFromBoxedFunction<&autocast_float>());
-  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_LOWER_PRECISION_FP(LOWERED)
   AT_FORALL_FP32(FLOAT)
 }
 

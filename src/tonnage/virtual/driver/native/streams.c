@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static Stream defaults[3];  // the null stream, cudaStreamLegacy (1), cudaStreamPerThread (2)
 static unsigned long long stream_ids = 16, capture_ids;
@@ -76,6 +77,21 @@ TN_EXPORT void tn_queue_copy(void *stream, const void *to, const void *from, siz
   queue_for(stream, stays ? ns_of(2.0 * (double)size, tn_card.memory_rate) : ns_of((double)size, tn_card.link_rate));
 }
 
+// torch keeps the tensors of a collective until its watchdog, a thread that looks every 100 ms, has seen that it is done. On a card
+// the first steps take longer than that. Here they may not, so the host lets it look when it waits, the first times.
+enum { WATCHDOG_US = 150000, WATCHDOG_LOOKS = 12 };
+static int64_t collectives;
+
+TN_EXPORT void tn_collective(void) { __atomic_add_fetch(&collectives, 1, __ATOMIC_RELAXED); }
+
+static void let_watchdog_look(void) {
+  static int64_t seen;
+  static int looks;
+  int64_t now = __atomic_load_n(&collectives, __ATOMIC_RELAXED);
+  if (now == __atomic_exchange_n(&seen, now, __ATOMIC_RELAXED)) return;
+  if (__atomic_fetch_add(&looks, 1, __ATOMIC_RELAXED) < WATCHDOG_LOOKS) usleep(WATCHDOG_US);
+}
+
 static int forbidden(Stream *stream) {
   if (stream->capture) stream->capture->is_broken = 1;
   return TN_CAPTURE_UNSUPPORTED;
@@ -85,12 +101,14 @@ TN_EXPORT int tn_stream_synchronize(void *handle) {
   Stream *stream = tn_stream(handle);
   if (stream->capture) return forbidden(stream);
   wait_until(&host_ns, __atomic_load_n(&stream->busy_until, __ATOMIC_RELAXED));
+  let_watchdog_look();
   return TN_OK;
 }
 
 TN_EXPORT int tn_device_synchronize(void) {
   if (captures) return TN_CAPTURE_UNSUPPORTED;
   wait_until(&host_ns, __atomic_load_n(&device_busy_until, __ATOMIC_RELAXED));
+  let_watchdog_look();
   return TN_OK;
 }
 
@@ -135,6 +153,7 @@ TN_EXPORT int tn_event_synchronize(void *event) {
   Event *awaited = event;
   if (awaited->capture) return TN_CAPTURE_UNSUPPORTED;
   wait_until(&host_ns, awaited->done_at);
+  let_watchdog_look();
   return TN_OK;
 }
 

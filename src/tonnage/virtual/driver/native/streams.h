@@ -28,6 +28,8 @@ void tn_queue_kernel(void *stream, const void *function, int64_t threads);
 void tn_queue_product(void *stream, double operations);
 void tn_queue_copy(void *stream, const void *to, const void *from, size_t size);
 
+void tn_collective(void);  // a collective of NCCL is launched
+
 void *tn_new_event(unsigned flags);
 int tn_event_record(void *event, void *stream);
 int tn_event_query(void *event);
