@@ -206,7 +206,7 @@ def _build(torch_root: Path, target: Path) -> None:
             "The virtual GPU has a small native half that must be compiled once, and no C++ compiler was found.",
             hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
         )
-    print("tonnage: building the virtual GPU for this torch (once, less than a minute) ...", file=sys.stderr, flush=True)
+    print("tonnage: building the virtual GPU for this torch (once, half a minute) ...", file=sys.stderr, flush=True)
     include, libraries = torch_root / "include", torch_root / "lib"
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     flags += [f"-I{sysconfig.get_paths()['include']}"]
@@ -230,8 +230,9 @@ def _build(torch_root: Path, target: Path) -> None:
         halves = [Path(scratch) / f"{name}.cpp" for name in ("one", "other")]
         for half, units in zip(halves, (UNITS[::2], UNITS[1::2]), strict=True):
             half.write_text("".join(f'#include "{unit}"\n' for unit in units))
-        run({half.name: [compiler, *flags, "-c", str(half), "-o", str(half.with_suffix(".o"))] for half in halves})
+        objects = [str(half.with_suffix(".o")) for half in halves]
+        run({h.name: [compiler, *flags, "-c", str(h), "-o", made] for h, made in zip(halves, objects, strict=True)})
         built = Path(scratch) / target.name
-        run({"link": [compiler, "-shared", "-o", str(built), *(str(half.with_suffix(".o")) for half in halves), *linked]})
+        run({"link": [compiler, "-shared", "-o", str(built), *objects, *linked]})
         make_safe(built)
         built.replace(target)

@@ -23,9 +23,7 @@ NATIVE = Path(__file__).parent / "native"
 SHIPPED = Path(__file__).parent / "lib"
 CORE = "libtonnage-driver.so"
 _CORE_UNITS = ("core.c", "observe.c", "streams.c", "host.c", "kernels.c", "machine_code.c", "draws.c")
-_FLAGS = (
-    "-shared -fPIC -fvisibility=hidden -fexceptions -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Werror".split()
-)
+_FLAGS = "-shared -fPIC -fvisibility=hidden -fexceptions -std=gnu11 -Wall -Wextra -Wno-unused-parameter -Werror".split()
 
 _STUBS_NEED = """#include <stdlib.h>
 void tn_unknown(const char *, const char *);
