@@ -1,6 +1,12 @@
-"""Garbage collections of a process of tests: few, and not of what was imported. They took a tenth of the tests' time."""
+"""Settings of every process of tests: garbage collections, which took a tenth of the time, and those of Hypothesis."""
 
 import gc
+
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, and nothing of the code.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_configure() -> None:

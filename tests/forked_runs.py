@@ -2,6 +2,7 @@
 
 A virtual GPU may be opened in a fork of a process that has called `preload()`, which is how the ranks of a cluster start.
 Runs whose environment says something to the interpreter, to torch or to the dynamic loader start a Python of their own.
+`make test` starts its groups of tests the same way, and one process for each build of torch that forks runs for all of them.
 """
 
 import contextlib
@@ -22,6 +23,12 @@ from typing import Any
 PRELOADED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo", "torch.utils.data")
 PRELOADED += tuple(f"tonnage.commands.{name}" for name in ("app", "certify", "explain", "run"))
 PRELOADED += ("tonnage.clock.step", "tonnage.explain", "tonnage.models", "tonnage.report.runs.terminal", "rich.console")
+# What many tests import of the libraries, beside that of torch, and never of Tonnage.
+TESTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo", "torch.utils.data")
+TESTED += ("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
+TESTED += ("hypothesis", "scipy.optimize", "httpx", "rich.console", "typer", "fastapi", "openai")
+# Where `make test` tells its groups which sockets lead to processes that fork runs: {path of tonnage: number of the socket}.
+SHARED = "TONNAGE_TEST_STARTERS"
 _READ_AT_START = (
     "PYTHON",
     "TORCH",
@@ -59,26 +66,33 @@ def run_forked(
     if fresh or (differing and not of_many) or options.keys() - {"env", "cwd"}:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if joined else subprocess.PIPE}
         return subprocess.run([str(tonnage), *words], **streams, text=True, timeout=timeout_s, **options)
-    starter = _starter(tonnage, tuple((name, environment.get(name)) for name in sorted(differing)))
+    number = json.loads(os.environ.get(SHARED, "{}")).get(str(tonnage))
+    if differing or number is None:
+        starter = _starter(tonnage, tuple((name, environment.get(name)) for name in sorted(differing)))
+    else:
+        starter = _shared(tonnage, number)
     return starter.run(words, environment, Path(options.get("cwd") or Path.cwd()), timeout_s, joined=joined)
 
 
-class _Starter:
-    """The process that forks, and the socket to it. It ends when the socket is closed: with this process."""
+class Starter:
+    """The process that forks, and the socket to it. It ends when the socket is closed: with those who have it."""
 
-    def __init__(self, tonnage: Path, differing: tuple[tuple[str, str | None], ...]) -> None:
-        self.tonnage = tonnage
-        known = os.environ | {name: value for name, value in differing if value is not None}
-        known = {name: value for name, value in known.items() if (name, None) not in differing}
-        self._socket, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, program: Path, channel: socket.socket) -> None:
+        self.program, self.channel = program, channel
+
+    @classmethod
+    def of(cls, program: Path, environment: dict[str, str], inherited: tuple[int, ...] = ()) -> "Starter":
+        """Start the process with this environment and these descriptors. `program` is `tonnage` or `pytest`."""
+        channel, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_own:
             # -P: the folder of this file is not on the scripts' path.
-            command = [str(tonnage.with_name("python")), "-P", __file__, str(its_own.fileno()), str(tonnage)]
-            descriptors = [its_own.fileno()]
-            self._process = subprocess.Popen(command, env=known, pass_fds=descriptors, stdin=subprocess.DEVNULL)
+            command = [str(program.with_name("python")), "-P", __file__, str(its_own.fileno()), str(program)]
+            descriptors = [its_own.fileno(), *inherited]
+            subprocess.Popen(command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL)
+        return cls(program, channel)
 
     def run(
-        self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float, *, joined: bool
+        self, words: list[str], env: dict[str, str], cwd: Path, timeout_s: float | None, *, joined: bool
     ) -> "subprocess.CompletedProcess[str]":
         """Fork one run and wait for it. Several may be under way at once."""
         told, telling = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,31 +102,43 @@ class _Starter:
             request.write(json.dumps({"words": words, "env": env, "cwd": str(cwd)}).encode())
             request.seek(0)
             with telling:
-                socket.send_fds(self._socket, [b"run"], [telling.fileno(), *(file.fileno() for file in files)])
+                socket.send_fds(self.channel, [b"run"], [telling.fileno(), *(file.fileno() for file in files)])
             pid = int(told.recv(64))
             told.settimeout(timeout_s)
             try:
                 status = int(told.recv(64))
             except TimeoutError:
                 os.killpg(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired([str(self.tonnage), *words], timeout_s) from None
+                raise subprocess.TimeoutExpired([str(self.program), *words], timeout_s) from None
             said = [Path(f"/proc/self/fd/{file.fileno()}").read_text() for file in files[1:]]
             if joined:
                 said[1] = ""
-        return subprocess.CompletedProcess([str(self.tonnage), *words], status, *said)
+        return subprocess.CompletedProcess([str(self.program), *words], status, *said)
 
 
-_starter = cache(_Starter)
+@cache
+def _starter(tonnage: Path, differing: tuple[tuple[str, str | None], ...]) -> Starter:
+    known = os.environ | {name: value for name, value in differing if value is not None}
+    return Starter.of(tonnage, {name: value for name, value in known.items() if (name, None) not in differing})
 
 
-def _serve(channel: socket.socket, tonnage: str) -> None:
+@cache
+def _shared(tonnage: Path, number: int) -> Starter:
+    return Starter(tonnage, socket.socket(fileno=number))
+
+
+def _serve(channel: socket.socket, program: str) -> None:
     """Fork a run for each request until the other side is gone."""
-    from tonnage.virtual.builds import preload
-
     gc.disable()
-    preload()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    if Path(program).name == "tonnage":
+        from tonnage.virtual.builds import preload
+
+        preload()
+        for name in PRELOADED:
+            importlib.import_module(name)
+    else:
+        for name in TESTED:
+            importlib.import_module(name)
     gc.freeze()  # a fork that collected these objects would copy all of their pages
     gc.enable()
     while True:
@@ -130,16 +156,18 @@ def _serve(channel: socket.socket, tonnage: str) -> None:
         run = os.fork()
         if run == 0:
             os.close(descriptors[0])
-            _become(tonnage, descriptors[1:])  # which raises SystemExit: it never comes back to this loop
+            _become(program, descriptors[1:])  # which raises SystemExit: it never comes back to this loop
         with socket.socket(fileno=descriptors[0]) as told, contextlib.suppress(OSError):
             told.send(str(run).encode())
             told.send(str(os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])).encode())
         os._exit(0)
 
 
-def _become(tonnage: str, descriptors: list[int]) -> None:
-    """Run the request's words as `tonnage` in its own session, as a new process would."""
-    os.setsid()
+def _become(program: str, descriptors: list[int]) -> None:
+    """Run the request's words as `tonnage`, in its own session, or as `pytest`, as a new process would."""
+    is_run = Path(program).name == "tonnage"
+    if is_run:
+        os.setsid()
     with os.fdopen(descriptors[0]) as file:
         request = json.load(file)
     os.dup2(descriptors[1], 1)
@@ -150,12 +178,16 @@ def _become(tonnage: str, descriptors: list[int]) -> None:
     folders = [
         folder for folder in request["env"].get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", *sys.path)
     ]
-    sys.path[:0] = [os.path.dirname(tonnage), *folders]
+    sys.path[:0] = [os.path.dirname(program) if is_run else request["cwd"], *folders]
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    sys.argv = [tonnage, *request["words"]]
-    sys.modules["__main__"].__file__ = tonnage
+    sys.argv = [program, *request["words"]]
+    sys.modules["__main__"].__file__ = program
+    if not is_run:
+        import pytest
+
+        sys.exit(pytest.main())
     from tonnage.commands.main import leave, main
 
     try:

@@ -5,9 +5,12 @@
 A group is a process of pytest, but for "lint", which is `make lint`. That and the longest begin first; whatever is in no group of
 its own is among "all others". A group that passes is one line, one that fails is shown whole. With --slow, the tests that are
 marked slow run instead, without lint: `make slow`. Coverage is held to its floors when all groups run.
+
+Groups are forks of one process that has imported what they import. So are the virtual runs of their tests, for each build of torch.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -21,6 +24,10 @@ from pathlib import Path
 import coverage_probes
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from forked_runs import SHARED, Starter  # noqa: E402
+
 SOURCE = ROOT / "src" / "tonnage"
 NOTHING_TO_RUN = 5  # pytest's status
 
@@ -84,10 +91,15 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
     chosen = [group for group in chosen if group.paths or not options.slow]
+    # Each process has its share of the cores, rather than all of them fighting for all.
+    environment = os.environ | {"OMP_NUM_THREADS": str(max(1, cores // options.lanes))}
+    # The tests start hundreds of processes: without bytecode, each of them would compile the package anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.lanes) as pool:
         whole = not options.groups and not options.slow
-        probes = coverage_probes.prepare(SOURCE, Path(folder)) if whole else {}
-        results = list(pool.map(lambda group: run(group, options.lanes, probes, slow=options.slow), chosen))
+        environment |= coverage_probes.prepare(SOURCE, Path(folder)) if whole else {}
+        starter = start(environment)
+        results = list(pool.map(lambda group: run(group, starter, environment, slow=options.slow), chosen))
         failed = [result for result in results if result.status]
         for result in failed:
             print(f"\n{result.group.name} failed\n{result.output}")
@@ -99,20 +111,26 @@ def main() -> int:
     return int(bool(failed or below))
 
 
-def run(group: Group, lanes: int, probes: dict[str, str], *, slow: bool = False) -> Result:
+def start(environment: dict[str, str]) -> Starter:
+    """Start what forks groups of tests; its forks share what forks virtual runs."""
+    programs = [path for path in ROOT.glob(".venv*/bin/tonnage") if path.parts[-3] in (".venv", ".venv-cuda")]
+    shared = {str(program): Starter.of(program, environment).channel.detach() for program in programs}
+    environment[SHARED] = json.dumps(shared)
+    return Starter.of(Path(sys.executable).with_name("pytest"), environment, tuple(shared.values()))
+
+
+def run(group: Group, starter: Starter, environment: dict[str, str], *, slow: bool = False) -> Result:
     """Run one group to its end. A group may have no slow tests, which is no failure."""
-    number = GROUPS.index(group)
-    # Each process has its share of the cores, rather than all of them fighting for all.
-    threads = str(max(1, (os.cpu_count() or 1) // lanes))
-    environment = os.environ | {"OMP_NUM_THREADS": threads} | probes
-    # The tests start hundreds of processes: without bytecode, each of them would compile the package anew.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began_s = time.monotonic()
-    marked = "not gpu and slow" if slow else "not gpu and not slow"
-    command = [sys.executable, "-m", "pytest", "-m", marked, "-o", f"cache_dir=.pytest_cache/{number}"]
-    command += [*group.paths, *ignored(group)]
-    command = command if group.paths else ["make", "--no-print-directory", "lint"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if group.paths:
+        marked = "not gpu and slow" if slow else "not gpu and not slow"
+        words = ["-m", marked, "-o", f"cache_dir=.pytest_cache/{GROUPS.index(group)}", *group.paths, *ignored(group)]
+        # pytest would warn of plugins that the process had imported before it.
+        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        done = starter.run(words, environment, ROOT, None, joined=True)
+    else:
+        lint = ["make", "--no-print-directory", "lint"]
+        done = subprocess.run(lint, cwd=ROOT, env=environment, capture_output=True, text=True)
     status = 0 if slow and done.returncode == NOTHING_TO_RUN else done.returncode
     result = Result(group, status, done.stdout + done.stderr, time.monotonic() - began_s)
     print(result.line, flush=True)

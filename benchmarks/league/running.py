@@ -87,7 +87,7 @@ def _recorded(
     from tonnage.hardware import find_cuda_gpu
     from tonnage.virtual.script import run_script
 
-    return peaks_of(run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch))
+    return peaks_of(run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch, timed=False))
 
 
 def peaks_of(recording: Any) -> Peaks:

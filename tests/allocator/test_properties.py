@@ -134,7 +134,7 @@ def check_sums(stats: dict[str, int], segments: list[dict], blocks: list[dict]) 
             assert value <= stats[f"{name}.all.peak"] <= stats[f"{name}.all.allocated"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.sampled_from(TEXTS), fraction=st.sampled_from([1.0, 0.5]), steps=STEPS)
 def test_invariants(text: str, fraction: float, steps: list[tuple[str, int, int]]) -> None:
     program = Program(text, fraction)

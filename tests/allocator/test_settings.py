@@ -162,7 +162,7 @@ def torch_parses():
     core._accelerator_setAllocatorSettings("large_segment_size_mb:20,expandable_segments:False")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=TEXTS)
 def test_as_torch_itself_parses(torch_parses, text: str) -> None:
     """A key that torch without CUDA skips as unknown is the one thing that is not compared."""

@@ -63,7 +63,7 @@ def random_program(seed: int, parts: int = 6, cap: int = -1) -> RecordedProgram:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @given(seed=st.integers(0, 10**6), room=st.sampled_from((400, 900, 100_000)), capped=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_both_live_alike(choice: str, seed: int, room: int, capped: bool) -> None:
     program = random_program(seed, cap=300 * MIB if capped else -1)
     chosen = AllocatorSettings.parse(choice, (2, 11))

@@ -37,7 +37,7 @@ def lived(moves: list[tuple[str, int, Category, str, str]]) -> Recording:
     return run.recording
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(MOVES, max_size=60))
 def test_any_recording_is_explained(moves: list[tuple[str, int, Category, str, str]]) -> None:
     recording = lived(moves)

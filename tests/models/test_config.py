@@ -14,7 +14,7 @@ from tonnage.models.presets import preset_config
 sizes = st.integers(1, 64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gpt_neox", "olmo2"]),
     sizes, st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), sizes, st.booleans(),
@@ -71,7 +71,7 @@ def test_unknown_classes_are_said():
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "deepseek_v3", "t5", "bert"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_value_of_a_field_is_a_surprise(model_type, data):
     """Whatever a field holds, there is a shape or a sentence."""

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import MIB, Run, training_run
@@ -24,7 +24,6 @@ def recorded(program: list[int]) -> Recording:
 
 
 @given(programs)
-@settings(deadline=None)
 def test_on_its_own_card_a_replay_changes_nothing(program: list[int]) -> None:
     recording = recorded(program)
     again = replay_on(recording)

@@ -45,7 +45,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @given(st.lists(allocations, max_size=8))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_what_is_written_reads_back(tmp_path: Path, made: list[Allocation]) -> None:
     numbered = [replace(a, index=index) for index, a in enumerate(made)]
     recording = Recording(Run().header, numbered)

@@ -31,7 +31,7 @@ def streamed(stream: TextStream, ids: list[int], sizes: list[int]) -> str:
 
 
 @given(text=texts, sizes=cuts)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @BOTH
 def test_the_pieces_are_the_whole_text(tokenizer: Tokenizer, text: str, sizes: list[int]) -> None:
     ids = tokenizer.encode(text)
@@ -39,7 +39,7 @@ def test_the_pieces_are_the_whole_text(tokenizer: Tokenizer, text: str, sizes: l
 
 
 @given(text=texts)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @BOTH
 def test_a_character_is_never_halved(tokenizer: Tokenizer, text: str) -> None:
     stream = TextStream(tokenizer)
@@ -48,7 +48,7 @@ def test_a_character_is_never_halved(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(ids=st.lists(st.integers(4, 383), max_size=400), sizes=cuts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bytes_that_are_no_text_come_through(ids: list[int], sizes: list[int]) -> None:
     assert streamed(TextStream(BYTE_LEVEL), ids, sizes) == BYTE_LEVEL.decode(ids)
 
@@ -85,7 +85,7 @@ def test_a_long_text_is_decoded_in_a_short_window() -> None:
 
 
 @given(text=texts, stops=st.lists(st.text("the lazy", min_size=1, max_size=4), min_size=1, max_size=4), sizes=cuts)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_stop_string_ends_the_text_as_if_it_came_letter_by_letter(
     text: str, stops: list[str], sizes: list[int]
 ) -> None:

@@ -24,14 +24,16 @@ def run_script(
     torch_version: str | None = None,
     progress: Any = None,
     unlimited: bool = False,
+    timed: bool = True,
 ) -> Recording:
     """Run the script to its end, however it ends, and return the recording.
 
-    A run that exceeds the card continues without a limit; if `unlimited`, there is none from the start.
+    A run that exceeds the card continues without a limit; if `unlimited`, there is none from the start. Unless `timed`, no step
+    is captured for the clock.
     """
     program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
-    session.open(capture=True)
+    session.open(capture=timed)
     device = session.device
 
     def tell() -> None:

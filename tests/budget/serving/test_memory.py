@@ -138,7 +138,7 @@ def test_every_preset_gets_an_answer_or_a_reason(name: str) -> None:
     assert budget.needed_bytes > 0 and budget.kv.layout.bytes_per_block > 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     share=st.floats(0.3, 0.9),
     seqs=st.integers(1, 512),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving_shapes import LLAMA_8B, attention, latent, layer, model, own_options
@@ -132,7 +132,6 @@ def test_what_the_engine_does_not_serve_is_refused(shape: object) -> None:
     assert "--engine vllm" in error.value.hint
 
 
-@settings(deadline=None)
 @given(
     tokens=st.integers(1, 65536),
     seqs=st.integers(1, 2048),

@@ -81,7 +81,7 @@ def test_no_share_is_missing() -> None:
     assert all(getattr(calibration(), field.name) > 0 for field in fields(Calibration))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     micro_batch=st.integers(1, 16),
     seq=st.sampled_from([512, 2048, 8192]),

@@ -57,7 +57,7 @@ def budget(configuration: Configuration) -> TrainingBudget:
 
 
 @given(CONFIGURATIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_terms_are_the_total(configuration: Configuration) -> None:
     found = budget(configuration)
 
@@ -69,7 +69,7 @@ def test_the_terms_are_the_total(configuration: Configuration) -> None:
 
 
 @given(CONFIGURATIONS, st.sampled_from(["micro_batch", "seq"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_more_work_never_needs_less(configuration: Configuration, number: str) -> None:
     doubled = replace(configuration, **{number: 2 * getattr(configuration, number)})
     assert budget(doubled).total_bytes >= budget(configuration).total_bytes
@@ -77,14 +77,14 @@ def test_more_work_never_needs_less(configuration: Configuration, number: str) -
 
 # Nanotron gathers what it shards through copies that may be larger than what sharding saves.
 @given(CONFIGURATIONS.filter(lambda configuration: configuration.framework != "nanotron"))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_more_shards_never_need_more(configuration: Configuration) -> None:
     one, eight = (budget(replace(configuration, shard=shard)).total_bytes for shard in (1, 8))
     assert eight <= one
 
 
 @given(CONFIGURATIONS.filter(lambda configuration: configuration.activation_place == "gpu"))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_recomputing_more_never_needs_more(configuration: Configuration) -> None:
     full, selective, none = (
         budget(replace(configuration, checkpoint=way)).total_bytes for way in ("full", "selective", "none")
@@ -94,7 +94,7 @@ def test_recomputing_more_never_needs_more(configuration: Configuration) -> None
 
 
 @given(st.lists(CONFIGURATIONS, min_size=1, max_size=1), st.integers(2, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_many_at_once_are_each_as_alone(chosen: list[Configuration], count: int) -> None:
     (family,) = chosen
     numbers = {

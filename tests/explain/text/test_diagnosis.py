@@ -20,7 +20,7 @@ PIECES = [
 
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=25).map("".join)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_text_raises_anything_but_a_word_of_the_house(text: str) -> None:
     import io
 

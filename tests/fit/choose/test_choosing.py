@@ -97,7 +97,7 @@ def _of(
     return taken, around.movable_states_bytes - choice.unmoved_bytes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(instances())
 def test_no_choice_that_fits_is_faster(instance: Instance) -> None:
     blocks, around = instance
@@ -108,7 +108,7 @@ def test_no_choice_that_fits_is_faster(instance: Instance) -> None:
         assert _seconds(taken, around, moved_states) <= best * (1 + GAP)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(instances())
 def test_what_is_chosen_is_within_the_budgets(instance: Instance) -> None:
     blocks, around = instance
@@ -122,7 +122,7 @@ def test_what_is_chosen_is_within_the_budgets(instance: Instance) -> None:
     assert choice.moved_bytes + moved_states <= around.host_bytes
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(instances(), st.integers(1, 2048))
 def test_less_budget_is_never_faster_and_never_more_memory(instance: Instance, fewer_mib: int) -> None:
     blocks, around = instance

@@ -47,14 +47,14 @@ def _best_s(operators: list[OperatorProfile], limit_bytes: int) -> float:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graphs())
 def test_no_choice_of_as_many_bytes_is_faster(operators: list[OperatorProfile]) -> None:
     for choice in frontier(operators, 0, levels=5):
         assert choice.seconds == pytest.approx(_best_s(operators, choice.kept_bytes), rel=1e-3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 1000))
 def test_more_bytes_take_less_time_from_nothing_kept_to_nothing_again(
     operators: list[OperatorProfile], input_bytes: int
@@ -66,7 +66,7 @@ def test_more_bytes_take_less_time_from_nothing_kept_to_nothing_again(
         assert fewer.kept_bytes < more.kept_bytes and fewer.seconds > more.seconds
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(graphs(), st.data())
 def test_what_runs_again_finds_its_inputs_kept_or_run_again(
     operators: list[OperatorProfile], data: st.DataObject

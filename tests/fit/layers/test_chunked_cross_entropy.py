@@ -40,7 +40,7 @@ def _chunked(leaves: list[Tensor], operations: tuple[Any, ...], chunk_bytes: int
     return chunked_cross_entropy(head, CrossEntropy(**loss), chunk_bytes=chunk_bytes)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     rows=st.integers(1, 200),
     classes=st.integers(1, 30),
@@ -156,7 +156,6 @@ def test_a_scale_reaches_fp16_gradients_before_they_are_rounded_to_nothing() -> 
     torch.testing.assert_close(leaves[0].grad.float(), exact[0].grad, rtol=0.02, atol=0.002)
 
 
-@settings(deadline=None)
 @given(rows=st.integers(0, 5000), row_bytes=st.integers(1, 10_000), chunk_bytes=st.integers(1, 1 << 22))
 def test_chunks_cover_every_row_once_and_are_within_their_bytes(rows: int, row_bytes: int, chunk_bytes: int) -> None:
     chunks = divide_rows(rows, row_bytes, chunk_bytes)

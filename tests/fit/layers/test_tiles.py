@@ -61,7 +61,7 @@ def test_what_comes_out_may_be_written_into() -> None:
     found.sum().backward()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     tiles=st.integers(1, 9),

@@ -22,7 +22,7 @@ def space_in(directory: Path, staging_bytes: int = 64 * KIB) -> DiskSpace:
     return DiskSpace(directory, CPU, staging_bytes=staging_bytes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=12), staging_bytes=st.integers(1, 100_000))
 def test_what_was_stored_last_is_what_is_loaded(tmp_path: Path, sizes: list[int], staging_bytes: int) -> None:
     space = space_in(tmp_path, staging_bytes)

@@ -29,7 +29,7 @@ def test_packed_states_lie_apart_and_aligned(lengths: list[tuple[torch.dtype, in
 
 
 @given(count=st.integers(0, 5000), gpu_bytes=st.integers(0, 50_000), piece_bytes=st.integers(1, 20_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pieces_hold_each_element_once_and_the_device_its_share(count: int, gpu_bytes: int, piece_bytes: int) -> None:
     parameter = torch.nn.Parameter(torch.zeros(count))
     optimizer = torch.optim.AdamW([parameter])

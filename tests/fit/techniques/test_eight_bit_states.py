@@ -132,7 +132,7 @@ def levels(code: Code) -> Tensor:
 
 @pytest.mark.parametrize("code", [SIGNED, UNSIGNED])
 @given(values=st.lists(finite, min_size=1, max_size=3 * BLOCK), seed=st.integers(0, 9), nearest=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_value_goes_to_a_level_beside_it(code: Code, values: list[float], seed: int, nearest: bool) -> None:
     given_values = torch.tensor(values)
     given_values = given_values if code.signed else given_values.abs()

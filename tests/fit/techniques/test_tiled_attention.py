@@ -204,7 +204,7 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     length=st.integers(1, 20),
     groups=st.sampled_from([1, 3]),

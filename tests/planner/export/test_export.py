@@ -82,7 +82,7 @@ CHOICES = st.fixed_dictionaries(
 
 
 @given(CHOICES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_target_is_written_or_explained(
     tmp_path_factory: pytest.TempPathFactory, choices: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from tonnage.planner.training.space import CHECKPOINTS, layouts, passes, recompu
 OPEN = TrainingRequest(seq=4096)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(gpus=st.sampled_from([1, 2, 6, 8, 16, 64, 256]), seq=st.sampled_from([1024, 4096, 5000]))
 def test_every_layout_uses_all_gpus_and_every_batch_is_the_step(gpus: int, seq: int) -> None:
     cluster = find_cluster(f"{gpus}xh100")

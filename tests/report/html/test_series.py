@@ -6,7 +6,7 @@ from base64 import b64decode
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import MIB, Run, training_run
@@ -48,7 +48,6 @@ def test_a_short_run_is_there_event_by_event() -> None:
 
 
 @given(moves)
-@settings(deadline=None)
 def test_no_maximum_of_a_long_run_is_lost(moves: list[tuple[int, int, bool]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(series, "WHOLE_UP_TO_TIMES", 1)

@@ -208,5 +208,5 @@ class Pool(RuleBasedStateMachine):
         assert 0 <= self.pool.cached <= self.pool.available
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_a_pool_adds_up_whatever_is_done = Pool.TestCase

@@ -27,7 +27,7 @@ masks = st.fixed_dictionaries(
 chunk = st.tuples(st.integers(0, 30), st.integers(1, 20))  # tokens before it, its own
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), shapes, masks)
 def test_each_row_attends_to_its_own_keys(lengths: list[int], shape: dict, mask: dict) -> None:
     group = shape.pop("group")
@@ -39,7 +39,7 @@ def test_each_row_attends_to_its_own_keys(lengths: list[int], shape: dict, mask:
         assert far(found[row : row + 1], truth) < 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(chunk, min_size=1, max_size=4), shapes, masks)
 def test_each_row_of_a_chunk_attends_to_what_is_before_it(
     chunks: list[tuple[int, int]], shape: dict, mask: dict

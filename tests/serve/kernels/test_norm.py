@@ -12,7 +12,7 @@ sizes = given(rows=st.integers(0, 5), width=st.integers(1, 90), seed=st.integers
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @sizes
 def test_the_sum_and_its_norm(offset: float, rows: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -40,7 +40,7 @@ def test_bf16_is_computed_in_fp32() -> None:
     assert torch.equal(found, truth.float().bfloat16())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @sizes
 def test_gates(rows: int, width: int, seed: int) -> None:
     torch.manual_seed(seed)

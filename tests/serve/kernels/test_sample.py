@@ -19,7 +19,7 @@ def _philox_by_hand(counter: list[int], key: list[int], rounds: int) -> list[int
     return counter
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, MASK), min_size=4, max_size=4), st.integers(-(2**63), 2**63 - 1))
 def test_philox(counter: list[int], seed: int) -> None:
     found = _philox(tuple(torch.tensor([word]) for word in counter), torch.tensor([seed]))  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def _normed(rows: Tensor, weight: Tensor | None, offset: float) -> Tensor:
     ).view_as(rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     heads=st.sampled_from([(1, 1), (4, 2), (5, 1)]),
     dims=st.sampled_from([(64, 64), (80, 32), (96, 96), (128, 64), (256, 256)]),

@@ -167,7 +167,7 @@ class Story:
         assert not batch.lengths[count:].any() and not batch.slots[count:].any() and not batch.tables[count:].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_inputs_are_what_the_sequences_say(seed: int) -> None:
     story = Story(seed)

@@ -129,7 +129,7 @@ def _stack(experts: int, rows: int, columns: int, kind: Weights | None) -> tuple
     return ExpertStack(weight, scales, torch.float32), weight.float() * scales[..., None]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(1, 20),
     experts=st.integers(1, 9),

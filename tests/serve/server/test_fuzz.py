@@ -71,19 +71,19 @@ def check(live: Live, path: str, content: bytes) -> None:
 
 
 @given(body=bodies(CompletionRequest))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_completions_of_anything(live: Live, body: dict) -> None:
     check(live, "/v1/completions", json.dumps(body).encode())
 
 
 @given(body=bodies(ChatRequest))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_chats_of_anything(live: Live, body: dict) -> None:
     check(live, "/v1/chat/completions", json.dumps(body).encode())
 
 
 @given(content=st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_anything_at_all(live: Live, content: bytes) -> None:
     check(live, "/v1/completions", content)
 

@@ -1,6 +1,6 @@
 """Which ranks stand for which: meshes of any shape."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.virtual.cluster.cluster import checks, nearest, stand_ins
@@ -21,7 +21,6 @@ def groups_of(mesh: list[int]) -> list[tuple[int, ...]]:
     return groups
 
 
-@settings(deadline=None)
 @given(meshes)
 def test_who_stands_for_others_stands_for_itself(mesh: list[int]) -> None:
     groups = groups_of(mesh)
@@ -33,7 +32,6 @@ def test_who_stands_for_others_stands_for_itself(mesh: list[int]) -> None:
     assert standing[0] == 0
 
 
-@settings(deadline=None)
 @given(meshes)
 def test_stages_are_never_stood_for_by_another_stage(mesh: list[int]) -> None:
     groups = groups_of([4, *mesh])
@@ -44,7 +42,6 @@ def test_stages_are_never_stood_for_by_another_stage(mesh: list[int]) -> None:
     assert all(rank // per_stage == other // per_stage for rank, other in standing.items())
 
 
-@settings(deadline=None)
 @given(st.integers(3, 2000))
 def test_of_one_group_the_first_and_the_last_are_their_own(world: int) -> None:
     standing = stand_ins(world, world, [tuple(range(world))], [])
@@ -62,7 +59,6 @@ def test_a_ring_of_very_many_ranks_is_no_pipeline() -> None:
     assert len(set(stand_ins(32, 8, [world[:32]], [world[:32]]).values())) == 32
 
 
-@settings(deadline=None)
 @given(meshes, st.integers(0, 6), st.integers(0, 3))
 def test_more_ranks_stand_for_their_own_class_only(mesh: list[int], count: int, seed: int) -> None:
     groups = groups_of(mesh)

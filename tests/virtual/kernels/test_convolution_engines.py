@@ -77,7 +77,7 @@ def test_an_engine_is_recognised_by_its_workspace(engine: Workspace, batch: int,
     assert recognised(plan, size).workspace_bytes(plan) == size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     batch=st.integers(1, 96), inner=st.integers(1, 96), outer=st.integers(1, 96), side=st.integers(3, 40),
     kernel=st.sampled_from([1, 3]), way=st.sampled_from(WAYS), dtype=st.sampled_from(DTYPES), last=st.booleans(),
