@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.hardware import find_gpu
+from tonnage.hardware import all_gpus, find_gpu
 from tonnage.virtual.device import Device
 from tonnage.virtual.modelled import ModelledSession as Session
 from tonnage.virtual.modelled import Workspaces
@@ -53,6 +53,12 @@ def test_one_workspace_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_version_decides(version: tuple[int, int], card: str, sizes: tuple[int, int]) -> None:
     workspaces = _workspaces(card, version)
     assert (workspaces.size_bytes("cublas"), workspaces.size_bytes("cublaslt")) == sizes
+
+
+def test_a_plan_reckons_with_what_the_newest_torch_keeps() -> None:
+    for card in all_gpus():
+        if card.runs_cuda:
+            assert card.cublas_workspace_bytes == _workspaces(card.key, (2, 13)).size_bytes("cublas"), card.key
 
 
 def test_before_2_9_each_product_takes_its_workspace_and_gives_it_back() -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tonnage.units import KIB, MIB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gpu:
@@ -60,6 +62,11 @@ class Gpu:
     def runs_cuda(self) -> bool:
         """Whether the virtual GPU can emulate it."""
         return self.maker == "NVIDIA"
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """The bytes that torch keeps for cuBLAS in each thread. Before torch 2.12 it kept the smaller size on Blackwell."""
+        return 32 * MIB if self.compute_capability[0] >= 9 else 8 * MIB + 128 * KIB
 
 
 @dataclass(frozen=True, slots=True)

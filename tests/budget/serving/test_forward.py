@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from serving_shapes import LLAMA_8B, attention, latent, layer, model
 from tonnage.budget.serving.forward import (
     ForwardPass,
-    cublas_workspace_bytes,
     expert_bytes,
     forward_bytes,
     graph_sizes,
     sampler_bytes,
 )
 from tonnage.budget.serving.weights import stages
-from tonnage.hardware import find_gpu
 
 STAGE = stages(LLAMA_8B, 1)[0]
 
@@ -65,11 +63,6 @@ def test_fp32_logits_need_no_copy() -> None:
 @pytest.mark.parametrize(("largest", "count"), [(1, 1), (4, 3), (8, 4), (256, 35), (512, 51)])
 def test_sizes_of_graphs(largest: int, count: int) -> None:
     assert graph_sizes(largest) == count
-
-
-def test_workspace_of_cublas() -> None:
-    assert cublas_workspace_bytes(find_gpu("h100")) == 2**25
-    assert cublas_workspace_bytes(find_gpu("a100-80")) == 2**23 + 2**17
 
 
 @given(tokens=st.integers(1, 10**5), tp=st.sampled_from([1, 2, 4, 8]))

@@ -16,6 +16,7 @@ MIB = 2**20
 
 def test_workspaces_of_two_threads() -> None:
     assert workspace(find_gpu("h200")).size_bytes == 64 * MIB
+    assert workspace(find_gpu("b200")).size_bytes == 64 * MIB
     assert workspace(find_gpu("a100-80")).size_bytes == 2 * 8519680
 
 

@@ -7,9 +7,7 @@ engines fuse them (norm with residual, gate with up), and tensors live as long a
 from dataclasses import dataclass
 
 from tonnage.budget.serving.weights import StageLayers
-from tonnage.hardware import Gpu
 from tonnage.models.shape import AttentionKind, LayerShape, ModelShape
-from tonnage.units import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +71,6 @@ def sampler_bytes(shape: ModelShape, at: ForwardPass, bytes_per_word: int, rows:
     per_word = bytes_per_word - 2 if at.compute_bytes == 4 else bytes_per_word
     states = (at.tokens + 2 * at.sequences) * shape.hidden * at.compute_bytes
     return at.sequences * shape.vocab * per_word + rows * shape.vocab * 4 + states
-
-
-def cublas_workspace_bytes(gpu: Gpu) -> int:
-    """Return torch's cuBLAS workspace: 32 MiB from Hopper on, else 8 MiB and 128 KiB."""
-    return 32 * MIB if gpu.compute_capability[0] >= 9 else 8 * MIB + 128 * KIB
 
 
 def graph_sizes(largest: int) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tonnage.budget.serving.forward import cublas_workspace_bytes
 from tonnage.budget.serving.kv_cache import KV_FORMATS, KvFormat
 from tonnage.budget.terms import Term
 from tonnage.errors import RequestError
@@ -163,7 +162,7 @@ def own_reserve(widths: ModelWidths, limits: "ServingConfiguration", gpu: Gpu | 
     rounding = Term(Category.WORKSPACE, ROUNDING, segments, "tensors × segment", numbers, "model")
     # cuBLAS workspaces as torch allocates them, for the step's stream and the capture stream.
     streams = 1 if limits.eager else 2
-    size = streams * cublas_workspace_bytes(gpu)
+    size = streams * gpu.cublas_workspace_bytes
     cublas = Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams})
     # One graph pool, sized by the largest graph's step and logits, plus driver memory per graph.
     graphs = 0 if limits.eager else len(capture_sizes(limits.rows))

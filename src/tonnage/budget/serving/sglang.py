@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tonnage.budget import table
-from tonnage.budget.serving.forward import ForwardPass, cublas_workspace_bytes, forward_bytes, sampler_bytes
+from tonnage.budget.serving.forward import ForwardPass, forward_bytes, sampler_bytes
 from tonnage.budget.serving.own_engine import context_term
 from tonnage.budget.serving.vllm import graph_term, rules_of
 from tonnage.budget.serving.weights import StageLayers
@@ -95,7 +95,7 @@ def reserve_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfigur
     rows = graph_batch(version, gpu, asked.tp)
     sampler = sampler_bytes(shape, ForwardPass(rows, rows, asked.tp, width), _SAMPLER_BYTES) if stage.last else 0
     peak = Term(
-        Category.ACTIVATIONS, "peak of a step", max(forward, sampler) + cublas_workspace_bytes(gpu),
+        Category.ACTIVATIONS, "peak of a step", max(forward, sampler) + gpu.cublas_workspace_bytes,
         "max(a chunk of a prompt, sampler) + cuBLAS",
         {"forward_bytes": forward, "sampler_bytes": sampler, "tokens": asked.batched_tokens}, "model",
     )  # fmt: skip

@@ -10,7 +10,7 @@ TensorRT engines, attention data parallelism, speculative decoding and vision to
 from typing import TYPE_CHECKING, Any
 
 from tonnage.budget import table
-from tonnage.budget.serving.forward import ForwardPass, cublas_workspace_bytes, forward_bytes
+from tonnage.budget.serving.forward import ForwardPass, forward_bytes
 from tonnage.budget.serving.vllm import graph_term
 from tonnage.budget.serving.weights import StageLayers
 from tonnage.budget.terms import Term
@@ -41,7 +41,7 @@ def dry_run_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfigur
     forward = forward_bytes(shape, stage, ForwardPass(tokens, sequences, asked.tp, asked.compute_bytes), held=4)
     logits = sequences * shape.vocab * defaults()["logits_bytes"] if stage.last else 0
     peak = Term(
-        Category.ACTIVATIONS, "peak of the dry run", max(forward, logits) + cublas_workspace_bytes(gpu),
+        Category.ACTIVATIONS, "peak of the dry run", max(forward, logits) + gpu.cublas_workspace_bytes,
         "max(forward, sequences × vocabulary × bytes per word) + cuBLAS",
         {"forward_bytes": forward, "logits_bytes": logits, "tokens": tokens, "sequences": sequences}, "model",
     )  # fmt: skip

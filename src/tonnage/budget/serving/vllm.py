@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from tonnage.budget import table
 from tonnage.budget.serving.forward import (
     ForwardPass,
-    cublas_workspace_bytes,
     expert_bytes,
     forward_bytes,
     graph_sizes,
@@ -138,10 +137,10 @@ def profiling_terms(shape: ModelShape, stage: StageLayers, asked: "ServingConfig
     numbers = {
         "forward_bytes": forward, "sampler_bytes": sampler, "tokens": at.tokens, "sequences": at.sequences,
         "vocabulary": shape.vocab, "bytes_per_word": per_word, "expert_buffers_bytes": kept,
-        "cublas_bytes": cublas_workspace_bytes(gpu),
+        "cublas_bytes": gpu.cublas_workspace_bytes,
     }  # fmt: skip
     yield Term(
-        Category.ACTIVATIONS, "profiling peak", max(forward, sampler) + kept + cublas_workspace_bytes(gpu),
+        Category.ACTIVATIONS, "profiling peak", max(forward, sampler) + kept + gpu.cublas_workspace_bytes,
         "max(forward, sampler = sequences × vocabulary × bytes per word + …) + expert buffers + cuBLAS", numbers, "model",
     )  # fmt: skip
     yield non_torch_term(asked.tp, gpu)

@@ -13,9 +13,6 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.units import KIB, MIB
 
-# PyTorch allocates a cuBLAS workspace per thread that uses it: one for the forward pass, one for the backward pass.
-_CUBLAS_BYTES = {9: 32 * MIB}
-_CUBLAS_BYTES_ELSEWHERE = 8 * MIB + 128 * KIB
 # From Transformer Engine's source: `get_cublas_workspace_size_bytes`.
 _ENGINE_BYTES, _ENGINE_BYTES_BEFORE, _HOPPER = 32 * MIB, 4 * MIB, 9
 # From NCCL's source: the buffers of one connection (simple, LL and LL128 protocols), by 16 channels, both directions.
@@ -27,8 +24,8 @@ _LOSS_LOST, _WIDE_LOSS_LOST = 1 / 6, 6 / 16
 
 
 def workspace(gpu: Gpu, framework: FrameworkName = "torch") -> Term:
-    """Return cuBLAS's workspaces in both threads, and one more for Transformer Engine under Megatron."""
-    size = _CUBLAS_BYTES.get(gpu.compute_capability[0], _CUBLAS_BYTES_ELSEWHERE)
+    """Return cuBLAS's workspaces in both threads, forward and backward, and Transformer Engine's under Megatron."""
+    size = gpu.cublas_workspace_bytes
     if framework != "megatron":
         return Term(Category.WORKSPACE, "cuBLAS", 2.0 * size, "2 threads × bytes", {"bytes": size})
     own = _ENGINE_BYTES if gpu.compute_capability[0] >= _HOPPER else _ENGINE_BYTES_BEFORE
