@@ -1,6 +1,7 @@
 """What a typical step calls, captured from small models on the virtual GPU of a CPU build."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torchvision_names  # noqa: F401
 from tonnage.clock.captured import CapturedStep
 from tonnage.hardware import find_gpu
 from tonnage.recording import Note, Recording
-from tonnage.script import capture
+from tonnage.script import capture, profiler
 from tonnage.virtual.builds import new_session
 
 torch = pytest.importorskip("torch")
@@ -240,11 +241,28 @@ def test_a_script_that_profiles_itself_is_left_alone() -> None:
             assert Note("assumption", "profiler", 1, capture._NOTE) in recording.notes
 
 
+def test_a_script_that_traces_itself_is_left_alone(tmp_path: Path) -> None:
+    def script() -> None:
+        torch.func.vmap(torch.sin)(torch.randn(4, 8, device="cuda"))
+        observer = torch.profiler.ExecutionTraceObserver()
+        observer.register_callback(str(tmp_path / "own.json"))
+        observer.start()
+        torch.func.vmap(torch.cos)(torch.randn(4, 8, device="cuda"))
+        train()
+        observer.stop()
+        observer.unregister_callback()
+
+    recording = record(script)
+    assert recording.captured is None
+    assert Note("assumption", "profiler", 1, capture._NOTE) in recording.notes
+    assert '"aten::addmm"' in (tmp_path / "own.json").read_text()
+
+
 def test_trouble_is_a_note_and_never_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("another version of torch")
 
-    monkeypatch.setattr(capture, "ProfilerResults", fail)
+    monkeypatch.setattr(profiler, "ProfilerResults", fail)
     recording = record(train)
     assert recording.captured is None
     assert "another version of torch" in recording.notes[0].text

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
 from tonnage.script import profiler
-from tonnage.script.profiled import RECOMPUTE, ProfilerResults, read_step
+from tonnage.script.profiled import RECOMPUTE, read_step
+from tonnage.script.wrapping import wrap
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
@@ -85,10 +86,12 @@ class StepCapture:
             return new_stream(*arguments, **keywords)
 
         undo = ExitStack()
-        for owner in (torch.autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")):
-            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+        legacy = sys.modules.get("torch.autograd.profiler_legacy")
+        begins = "_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy", "_add_execution_trace_observer"
+        for owner in (torch.autograd.profiler, torch.profiler.profiler, legacy):
+            for name in begins:
                 if hasattr(owner, name):
-                    profiler.wrap(undo, owner, name, begin)
+                    wrap(undo, owner, name, begin)
         kind, new_stream = torch.cuda.Stream, torch.cuda.Stream.__new__
         kind.__new__ = staticmethod(make_stream)
         undo.callback(setattr, kind, "__new__", staticmethod(new_stream))
@@ -231,7 +234,7 @@ class StepCapture:
             if complete and not self._spoiled:
                 at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
                 facts = {name: getattr(step, name) for name in _FACTS}
-                self.captured = read_step(ProfilerResults(results), at, settings=step.settings, **facts)
+                self.captured = read_step(results, at, settings=step.settings, **facts)
 
     # Interruptions
 

@@ -12,7 +12,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from tonnage.script.attribution import Attribution
-from tonnage.script.profiler import wrap
+from tonnage.script.wrapping import wrap
 
 
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:

@@ -9,7 +9,7 @@ cluster write them, and `clock.streams` interprets them.
 import ctypes
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -102,10 +102,11 @@ class BackwardStreams:
 
 MARK = "tonnage: "
 RECOMPUTE = "recompute"
+STRETCH = "traced "
 _MAKES_STATES = frozenset(("aten::zeros_like", "aten::zeros", "aten::full", "aten::full_like", "aten::tensor"))
 _COPY = "aten::copy_"
 _OURS = "tonnage::"  # operators of the virtual GPU
-_NODE = "autograd::engine::evaluate_function: "
+NODE = "autograd::engine::evaluate_function: "
 _TYPES = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
     "int32": "int", "int16": "short int", "int8": "signed char", "uint8": "unsigned char", "bool": "bool",
@@ -113,15 +114,18 @@ _TYPES = {
     "float8_e5m2": "c10::Float8_e5m2",
 }  # fmt: skip
 _SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
-_MOST_WORDS = 400
+MOST_WORDS = 400
 _NOTES = ("stream ", "collective ")
-_Told = tuple[tuple[Any, ...], tuple[Any, ...], str, str, str]  # of an argument: shape, stride, type, words, device
-_NOTHING: _Told = ((), (), "", "", "")
+Argument = tuple[tuple[Any, ...], tuple[Any, ...], str, str, str]  # shape, stride, type, words, device
+_NOTHING: Argument = ((), (), "", "", "")
 
 
 @dataclass(slots=True)
 class Event:
-    """A call as the profiler recorded it; `mark` has the rest of the name of our own marks."""
+    """A call as the profiler recorded it, or with `arguments`, as torch's execution trace did.
+
+    `mark` has the rest of the name of our own marks.
+    """
 
     call: Any
     name: str  # cached, because the profiler builds it on each access
@@ -129,12 +133,15 @@ class Event:
     began_ns: int
     thread: int
     mark: str = ""
+    arguments: list[Argument] | None = None
 
 
 class ProfilerResults:
     """The profiler's results."""
 
-    def __init__(self, results: Any) -> None:
+    def __init__(self, results: Any, stretch: Callable[[Event], Iterable[Event]]) -> None:
+        """Read the profiler's results; `stretch` gives the calls that were traced instead after a mark."""
+        self._stretch = stretch
         self._roots = results.experimental_event_tree()
         # Only the flat events have lists of numbers, and they are fast to scan.
         self.flat: dict[int, Any] = {}
@@ -176,7 +183,12 @@ class ProfilerResults:
             for child in reversed(event.children):
                 todo.append((child, depth))
         found.sort(key=lambda event: event.began_ns)
-        return found
+        whole: list[Event] = []
+        for event in found:
+            whole.append(event)
+            if event.mark.startswith(STRETCH):
+                whole += self._stretch(event)
+        return whole
 
 
 _Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -205,8 +217,8 @@ class DistinctCalls:
             if event.name.startswith(_OURS):
                 continue
             if streams.current:
-                made_by = getattr(event.call.typed[1], "sequence_number", -1)
-                for note in streams.runs(event.thread, made_by, is_node=event.name.startswith(_NODE)):
+                made_by = -1 if event.arguments is not None else getattr(event.call.typed[1], "sequence_number", -1)
+                for note in streams.runs(event.thread, made_by, is_node=event.name.startswith(NODE)):
                     yield self._noted(note), event
             above = within.setdefault(event.thread, [])
             del above[event.depth :]
@@ -234,7 +246,7 @@ class DistinctCalls:
             number = self._numbers[key] = len(self.distinct)
             name, shapes, strides, types, values, devices = key
             call = CapturedCall(
-                name=name.removeprefix("aten::").removeprefix(_NODE), kind=_kind(name), shapes=shapes, strides=strides,
+                name=name.removeprefix("aten::").removeprefix(NODE), kind=_kind(name), shapes=shapes, strides=strides,
                 types=types, values=values, devices=devices,
             )  # fmt: skip
             self.distinct.append(call)
@@ -244,17 +256,28 @@ class DistinctCalls:
         name = event.name
         if _kind(name) in ("node", "region"):
             return name, (), (), (), (), ()
-        given = getattr(event.call.extra_fields, "inputs", ())
-        tensor = self._tensor
         if name in self._shapeless:  # the most frequent case
-            for value in given:
-                if isinstance(value, tensor):
-                    return name, (), (), (), (), (_device(value.device),)
-            return name, (), (), (), (), ("",)
-        arguments: list[_Told] = []
+            return name, (), (), (), (), (self._first_device(event),)
+        arguments = self._arguments(event) if event.arguments is None else event.arguments
+        shapes, strides, types, values, devices = zip(*arguments, strict=True) if arguments else ((),) * 5
+        if name == _COPY and {"cpu", "cuda"} == set(devices[:2]) and event.arguments is None:
+            at = devices.index("cpu")
+            pinned = "pinned" if _is_pinned(event.call.extra_fields.inputs[at].storage_data_ptr) else "cpu"
+            devices = (*devices[:at], pinned, *devices[at + 1 :])
+        return name, shapes, strides, types, values, devices
+
+    def _first_device(self, event: Event) -> str:
+        if event.arguments is not None:
+            return next((device for *_, device in event.arguments if device), "")
+        given = getattr(event.call.extra_fields, "inputs", ())
+        return next((_device(value.device) for value in given if isinstance(value, self._tensor)), "")
+
+    def _arguments(self, event: Event) -> list[Argument]:
+        given = getattr(event.call.extra_fields, "inputs", ())
+        arguments: list[Argument] = []
         concrete: list[Any] = []
         for at, value in enumerate(given):
-            if isinstance(value, tensor):
+            if isinstance(value, self._tensor):
                 told = tuple(value.sizes), tuple(value.strides), _type(value.dtype), "", _device(value.device)
             elif isinstance(value, list):
                 # An argument that is a list of tensors.
@@ -270,15 +293,10 @@ class DistinctCalls:
                         concrete += [None] * (len(given) - len(concrete))
                     value = concrete[at]
                 told = (
-                    _NOTHING if value is None else ((), (), _SCALARS.get(type(value), ""), str(value)[:_MOST_WORDS], "")
+                    _NOTHING if value is None else ((), (), _SCALARS.get(type(value), ""), str(value)[:MOST_WORDS], "")
                 )
             arguments.append(told)
-        shapes, strides, types, values, devices = zip(*arguments, strict=True) if arguments else ((),) * 5
-        if name == _COPY and {"cpu", "cuda"} == set(devices[:2]):
-            at = devices.index("cpu")
-            pinned = "pinned" if _is_pinned(given[at].storage_data_ptr) else "cpu"
-            devices = (*devices[:at], pinned, *devices[at + 1 :])
-        return name, shapes, strides, types, values, devices
+        return arguments
 
 
 def read_step(profile: ProfilerResults, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
@@ -360,7 +378,7 @@ def _type(dtype: Any) -> str:
 
 @cache
 def _kind(name: str) -> CallKind:
-    if name.startswith(_NODE):
+    if name.startswith(NODE):
         return "node"
     if "::" in name and not name.startswith(("autograd::", "torch::autograd::")):
         return "operator"

@@ -9,28 +9,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
 from tonnage.script.profiled import MARK, ProfilerResults, read_step
+from tonnage.script.transforms import TransformTrace
+from tonnage.script.wrapping import wrap
 
 STEP = "step"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _watching: list[Callable[[], None]] = []  # how to stop it, while we profile
-
-
-def wrap(undo: ExitStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a function by `around`, which gets it and its arguments, until `undo` is closed."""
-    plain = getattr(owner, name)
-
-    @wraps(plain)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return around(plain, *arguments, **keywords)
-
-    setattr(owner, name, call)
-    undo.callback(setattr, owner, name, plain)
+_transforms: list[TransformTrace] = []  # one while we profile
 
 
 def _watch_streams(torch: Any) -> Callable[[], None]:
@@ -82,6 +72,7 @@ def begin(*, follows_nodes: bool = False) -> None:
         torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
     torch.autograd.profiler._run_on_profiler_start()
     _watching.append(_watch_streams(torch))
+    _transforms.append(TransformTrace())
 
 
 def note(kind: str, name: str, *numbers: int) -> None:
@@ -92,19 +83,23 @@ def note(kind: str, name: str, *numbers: int) -> None:
 
 def mark(words: str) -> None:
     """Add our own entry among the calls."""
-    with sys.modules["torch"]._C._profiler._RecordFunctionFast(MARK + words):
-        pass
+    with ExitStack() as paused:
+        for trace in _transforms:
+            paused.enter_context(trace.paused())
+        with sys.modules["torch"]._C._profiler._RecordFunctionFast(MARK + words):
+            pass
 
 
-def end() -> Any:
-    """Stop the profiler and return torch's results."""
+def end() -> ProfilerResults:
+    """Stop the profiler and return what it recorded."""
     torch = sys.modules["torch"]
     while _watching:
         _watching.pop()()
+    stretches = _transforms.pop().finish()
     with _quiet():
         results = torch._C._autograd._disable_profiler()
         torch.autograd.profiler._run_on_profiler_stop()
-    return results
+    return ProfilerResults(results, stretches.events)
 
 
 def calls_of(run: Callable[[], object]) -> CapturedStep:
@@ -117,7 +112,7 @@ def calls_of(run: Callable[[], object]) -> CapturedStep:
             mark(STEP)
         finally:
             results = end()
-        return read_step(ProfilerResults(results), 0, settings=settings())
+        return read_step(results, 0, settings=settings())
 
 
 def settings() -> dict[str, str]:

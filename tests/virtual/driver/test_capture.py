@@ -49,3 +49,15 @@ def test_kernels_of_a_compiled_model_have_names_and_shapes(tmp_path: Path) -> No
     # The last of eight layers has a loss behind it.
     assert [moment.call for moment in step.moments()].count(joined) == 7
     assert not any(device == "meta" for call in step.calls for device in call.devices)  # nothing of the compilation
+
+
+def test_a_step_with_transforms_needs_no_more_memory_where_it_is_captured(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "masks.py"
+    done = run("--gpu", "h200", "-o", "run.tonnage", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "race" not in done.stderr and "oggling" not in done.stderr
+    after_first = done.stdout.split()[1:5]
+    assert len(set(after_first)) == 1, after_first
+    step = read_recording(tmp_path / "run.tonnage").captured
+    assert step is not None
+    assert any(call.name == "bitwise_or" and call.shapes[0] == (2048, 2048) for call in step.calls)
