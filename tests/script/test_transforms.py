@@ -177,6 +177,11 @@ def test_nothing_is_left_and_nothing_is_said(
     assert "race" not in capfd.readouterr().err
 
 
+def test_without_room_for_a_file_the_profiler_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert "sin" in names(profiler.calls_of(lambda: torch.func.vmap(torch.sin)(torch.randn(2, 3))))
+
+
 def test_a_capture_may_begin_and_end_within_a_transform() -> None:
     steps: list[CapturedStep] = []
 

@@ -95,11 +95,12 @@ def end() -> ProfilerResults:
     torch = sys.modules["torch"]
     while _watching:
         _watching.pop()()
-    stretches = _transforms.pop().finish()
+    trace = _transforms.pop()
+    trace.stop()
     with _quiet():
         results = torch._C._autograd._disable_profiler()
         torch.autograd.profiler._run_on_profiler_stop()
-    return ProfilerResults(results, stretches.events)
+    return ProfilerResults(results, trace.read().events)
 
 
 def calls_of(run: Callable[[], object]) -> CapturedStep:

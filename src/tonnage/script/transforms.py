@@ -74,7 +74,10 @@ class TransformTrace:
         words = f"{MARK}{STRETCH}{self._stretches}"
         with _without_warnings(self._torch):
             if self._path is None:
-                handle, path = tempfile.mkstemp(suffix=".json")
+                try:
+                    handle, path = tempfile.mkstemp(suffix=".json")
+                except OSError:
+                    return  # without a file, the profiler goes on
                 os.close(handle)
                 self._path = Path(path)
                 native._add_execution_trace_observer(path)
@@ -107,11 +110,14 @@ class TransformTrace:
         yield
         self._trace()
 
-    def finish(self) -> "Stretches":
-        """Stop following, let the profiler record again, and return what was traced."""
+    def stop(self) -> None:
+        """Stop following, and let the profiler record again."""
         self._undo.close()
         if self._traces:
             self._profile()
+
+    def read(self) -> "Stretches":
+        """Return what was traced, once."""
         if self._path is None:
             return Stretches([])
         try:
