@@ -1,6 +1,7 @@
 """Checkpoints in every layout that files have, the ones that are not whole, and what loading holds in memory."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,10 +183,12 @@ def test_loading_never_holds_the_model_twice(weights: str, tmp_path: Path) -> No
     _write(tmp_path / "big", {**config, "num_hidden_layers": 12, "vocab_size": 64})
     _write(tmp_path / "small", {**config, "num_hidden_layers": 1, "vocab_size": 64})
     command = [sys.executable, "-c", _PEAK, str(tmp_path / "big"), weights, str(tmp_path / "small")]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    # By default malloc raises this threshold as it goes, and keeps some of the freed matrices on its heap.
+    settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=settings)
     peak_bytes, weight_bytes = map(int, run.stdout.split())
     assert weight_bytes > 150e6
-    assert 0.9 * weight_bytes < peak_bytes < 1.2 * weight_bytes
+    assert 0.9 * weight_bytes < peak_bytes < 1.1 * weight_bytes
 
 
 def _write(folder: Path, config: dict[str, object]) -> None:
