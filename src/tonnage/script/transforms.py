@@ -182,7 +182,7 @@ class Stretches:
 
 
 def _arguments(inputs: dict[str, list[Any]], schema: str) -> Iterator[Argument]:
-    """Yield arguments with what the profiler tells of them. Torch before 2.7 does not trace strides."""
+    """Yield arguments with what the profiler tells of them. Where strides are not traced, they are empty."""
     strides = inputs.get("strides") or [[]] * len(inputs["values"])
     for value, shape, stride, kind in zip(inputs["values"], inputs["shapes"], strides, inputs["types"], strict=True):
         if kind.startswith("Tensor(") and "nullptr" not in kind:
