@@ -68,6 +68,15 @@ def _peak_bytes(training: Training, recompute: Recompute | None = None) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def _placing_bytes(recompute: Recompute) -> int:
+    """What trying the blocks takes, on a model whose blocks were not tried yet."""
+    training = _training(Net().cuda())
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    recompute.apply(training)()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def _choices(training: Training) -> list[list[str]]:
     name, block = "blocks.0", training.model.get_submodule("blocks.0")
     with torch.no_grad():
@@ -87,4 +96,7 @@ def peaks() -> dict[str, Any]:
         names = [f"blocks.{index}" for index in range(BLOCKS)]
         modes = _choices(training)
         found["choices"] = [_peak_bytes(training, Recompute(modes=dict.fromkeys(names, mode))) for mode in modes]
+        blocks = Recompute.all(training.model)
+        by_operators = Recompute(modes=blocks.modes | {"blocks.0": modes[1]})
+        found["placing"] = [_placing_bytes(recompute) for recompute in (blocks, by_operators)]
     return found

@@ -87,8 +87,8 @@ def test_a_hook_matters_to_the_blocks_around_its_module_alone(take: Callable[[li
 
 def test_a_training_is_tried_once_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[list[str]] = []
-    plain = trial._try_blocks
-    monkeypatch.setattr(trial, "_try_blocks", lambda t, names: tried.append(list(names)) or plain(t, names))
+    plain = trial.try_blocks
+    monkeypatch.setattr(trial, "try_blocks", lambda t, names: tried.append(list(names)) or plain(t, names))
     training = _training()
     for names in (["1"], ["1"], ["1", "2"], ["2"]):
         find_out(training, names)

@@ -430,3 +430,9 @@ def test_on_the_virtual_gpu_fewer_bytes_kept_mean_a_lower_peak(virtual_peaks: di
     least, *_, most = choices = virtual_peaks["choices"]
     assert choices == sorted(choices)
     assert least == virtual_peaks["slices=1"] and most <= 1.02 * virtual_peaks["plain"]
+
+
+def test_on_the_virtual_gpu_trying_chosen_operators_keeps_no_inputs(virtual_peaks: dict[str, Any]) -> None:
+    """Activations that are to leave for the host are still on the GPU then."""
+    blocks, by_operators = virtual_peaks["placing"]
+    assert by_operators < 1.1 * blocks

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,8 +27,6 @@ from tonnage.fit.recomputing.rerun import Forward, Surroundings, without_cache
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
-
-Result = TypeVar("Result")
 
 _ROWS = 2  # batch norms need more than one
 _HELD = "something outside of it holds tensors that it makes, and would hold those of a second run too"
@@ -63,36 +62,32 @@ def find_out(training: Training, names: Sequence[str]) -> dict[str, RerunFinding
     known = findings if before == now else {}
     missing = [name for name in names if name not in known]
     if missing:
-        known = known | _try_blocks(training, missing)
+        known = known | try_blocks(training, missing)
         _tried[training.model] = now, known
     return {name: known[name] for name in names}
 
 
-def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, RerunFinding]:
-    """Run a loss with each block twice; the training is left unchanged."""
+def try_blocks(training: Training, names: Sequence[str], *, twice: bool = True) -> dict[str, RerunFinding]:
+    """Run a loss with each block once or twice, if possible without what it saves. The training is left unchanged."""
 
     def tried(*, twice: bool, saves: bool) -> dict[str, RerunFinding]:
-        return on_few_rows(training, lambda batch: _RerunTrial(training, names, twice=twice, saves=saves).run(batch))
+        trial = partial(_RerunTrial, training, names, twice=twice, saves=saves)
+        try:
+            return trial().run(take_rows(training.sample, slice(0, _ROWS)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the model cannot handle so few rows
+            return trial().run(training.sample)
 
     # A loss that differentiates needs saved tensors; what a second run stores may disturb the loss.
-    for saves in (False, True):
+    for again, saves in [(True, False), (True, True)] if twice else [(False, False)]:
         try:
-            return tried(twice=True, saves=saves)
+            return tried(twice=again, saves=saves)
         except torch.OutOfMemoryError:
             raise
         except Exception:
             continue
     return tried(twice=False, saves=True)
-
-
-def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
-    """Run on the first rows of the sample, or on all of it if the model cannot handle so few."""
-    try:
-        return run(take_rows(training.sample, slice(0, _ROWS)))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        return run(training.sample)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +17,7 @@ from tonnage.fit.modules import active_dropout, find_blocks, replace_forward
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import GraphRerun, Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
-from tonnage.fit.recomputing.trial import RerunFinding, find_out, left_alone, on_few_rows
+from tonnage.fit.recomputing.trial import RerunFinding, find_out, try_blocks
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training
 
@@ -127,8 +126,8 @@ class Recompute(Technique, name="recompute"):
         names = [name for name, mode in modes.items() if not isinstance(mode, str)]
         by_operators: dict[str, Any] = {name: training.model.get_submodule(name) for name in names}
         if by_operators:
-            with left_alone(training), torch.enable_grad():
-                on_few_rows(training, lambda batch: training.loss(training.model, batch))
+            # The other blocks' inputs are not kept either: what sends them to the host is not applied yet.
+            try_blocks(training, [*module_names.values()], twice=False)
         for name, block in by_operators.items():
             if block.forward.differs:
                 differs = f"{name} calls other operators than those profiled ({block.forward.differs})"
