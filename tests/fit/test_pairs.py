@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fit.cases import Case, build_training, dropout_net, gpt2, llama, seed_cpu, vit
 from fit.observed import softmax_in_fp64  # noqa: F401
-from tonnage.fit.fitted import Applied
+from tonnage.fit.applied import Applied
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import change_tensors
 from tonnage.fit.stepping.step import take_step

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tonnage
 from fit.cases import CASES, Case, build_training, dropout_net, gpt2, vit
-from tonnage.fit.fitted import Applied
+from tonnage.fit.applied import Applied
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import change_tensors
 from tonnage.fit.stepping.step import take_step

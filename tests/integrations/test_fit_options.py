@@ -9,7 +9,8 @@ import torch
 from fit.cases import build_training, llama
 from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
-from tonnage.fit.fitted import Applied, Fitted
+from tonnage.fit.applied import Applied
+from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import FitOptions
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.techniques.step_in_backward import StepInBackward

@@ -1,8 +1,8 @@
-"""A training with its techniques applied: step it, prove it, undo it."""
+"""A fitted training: step it, prove it, undo it."""
 
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
+from tonnage.fit.applied import Applied
 from tonnage.fit.checks import FITTED
 from tonnage.fit.choose.summary import summary
-from tonnage.fit.modules import is_cache_idle, uncompiled, without_cache
 from tonnage.fit.plan import FitPlan
 from tonnage.fit.prove.proof import Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed
@@ -24,70 +24,6 @@ from tonnage.fit.technique import Technique, find_conflict
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Training, Undo
-
-# Orders of techniques that change how the model computes; lower ones change where it is, higher ones the step.
-_MODEL_SIDE = range(1, 65)
-
-
-class Applied:
-    """Techniques applied to a training, removed in reverse order.
-
-    Meanwhile the KV cache is off if the loss does not depend on it, and modules compiled in place run uncompiled.
-    """
-
-    def __init__(self, training: Training) -> None:
-        self.training = training
-        self._placed: list[tuple[Technique, Undo]] = []
-        self._as_before = [uncompiled(training.model)]
-        if is_cache_idle(training):
-            self._as_before.append(without_cache(training.model))
-
-    @property
-    def techniques(self) -> tuple[Technique, ...]:
-        return tuple(technique for technique, _ in self._placed)
-
-    def add(self, techniques: Iterable[Technique]) -> None:
-        """Apply all of them, or none."""
-        count = len(self._placed)
-        try:
-            for technique in sorted(techniques, key=lambda technique: technique.order):
-                placing = technique
-                self._placed.append((technique, technique.apply(self.training)))
-                self.training.applied.append(technique.name)
-        except BaseException as problem:
-            self.keep(count)
-            problem.technique = placing.name  # type: ignore[attr-defined]
-            raise
-
-    def keep(self, count: int) -> None:
-        """Remove all but the first `count`."""
-        while len(self._placed) > count:
-            self._placed[-1][1]()  # stays applied if its undo raises
-            self._placed.pop()
-            self.training.applied.pop()
-
-    def take_away(self) -> None:
-        """Remove everything and restore the training."""
-        self.keep(0)
-        for undo in self._as_before:
-            undo()
-
-    @contextmanager
-    def plain_model(self) -> Iterator[None]:
-        """Remove what was done to the model inside this context; how a step is taken stays."""
-        on_model = [index for index, technique in enumerate(self.techniques) if technique.order in _MODEL_SIDE]
-        stepper = self.training.stepper
-        for index in reversed(on_model):
-            self._placed[index][1]()
-        below, self.training.stepper = self.training.stepper, stepper
-        try:
-            yield
-        finally:
-            self.training.stepper = below
-            for index in on_model:
-                technique = self._placed[index][0]
-                self._placed[index] = technique, technique.place_again(self.training)
-            self.training.stepper = stepper
 
 
 @dataclass(eq=False, repr=False)
@@ -123,7 +59,7 @@ class Fitted:
     def plain(self) -> Iterator[None]:
         """Make the model compute as it did before fit, inside this context."""
         self._check()
-        with self._applied.plain_model():
+        with self._applied.only(lambda technique: False):
             yield
 
     def step(self, batch: Batch) -> Tensor:
@@ -148,7 +84,7 @@ class Fitted:
     def prove(self, batch: Batch | None = None) -> Proof:
         """Compare loss and gradients under fit with the plain model's, on this batch. Changes nothing."""
         self._check()
-        return prove(self.training, self.plain, self.training.sample if batch is None else batch)
+        return prove(self._applied, self.training.sample if batch is None else batch)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Save the plan as JSON, for `fit(..., plan=path)` here or elsewhere."""
@@ -186,6 +122,7 @@ class Fitted:
         if self.proof is not None:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
+            lines += textwrap.wrap(self.proof.beside, 80, initial_indent="  ", subsequent_indent="  ")
         for name, reason in self.left_out.items():
             lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent=" " * 6, break_on_hyphens=False)
         return "\n".join(lines)

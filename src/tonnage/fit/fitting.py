@@ -274,9 +274,7 @@ class Fitting(Stages):
         if rows < self.least_rows:
             return None
         try:
-            proof = prove(
-                self.training, self.applied.plain_model, self.training.sample, most_rows=rows, compiled=compiled
-            )
+            proof = prove(self.applied, self.training.sample, most_rows=rows, compiled=compiled)
         except NotProven as problem:
             self.request.say(str(problem))
             return None

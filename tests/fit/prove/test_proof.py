@@ -16,7 +16,9 @@ from tonnage.fit.modules import replace_forward
 from tonnage.fit.prove.proof import NotTheSame
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.autocast import Autocast
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+from tonnage.fit.techniques.fp8 import Fp8Linear
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -68,6 +70,32 @@ def normalised() -> Case:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     batch = {"x": torch.randn(6, 8, dtype=torch.float64), "y": torch.randint(0, 3, (6,))}
     return model, batch, lambda model, batch: nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def offset(by: float) -> Callable[[], Case]:
+    """A product of which little is left: the larger the offset, the more of it BF16 rounds away."""
+
+    class Offset(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.lm_head = nn.Linear(64, 64), nn.Linear(64, 8)
+            nn.init.constant_(self.first.bias, by)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lm_head(self.first(x) - by)
+
+    def build() -> Case:
+        batch = {"x": torch.randn(4, 64), "y": torch.randint(0, 8, (4,))}
+        return Offset(), batch, lambda model, batch: nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    return build
+
+
+class Fp8Anywhere(Fp8Linear):
+    """FP8 layers without tensor cores for them."""
+
+    def why_not(self, training: Training) -> str | None:
+        return None
 
 
 def fitted(build: Callable[[], Case], *techniques: Technique) -> Fitted:
@@ -136,6 +164,42 @@ def test_compiled_blocks_in_a_narrow_dtype_may_round_elsewhere() -> None:
     training.model.float()
     assert rounding(training, compiled=True) == rounding(training)
     assert rounding(training, torch.bfloat16, compiled=True) > rounding(training, torch.bfloat16)
+
+
+def narrow(build: Callable[[], Case], *techniques: Technique) -> Fitted:
+    return apply_plan(build_training(build, dtype=torch.float32), make_plan(Autocast(), *techniques))
+
+
+def test_under_autocast_the_plain_model_rounds_as_the_fitted_one_does() -> None:
+    proof = narrow(offset(100), MicroBatches(count=2)).prove()
+    assert proof.narrowing is not None
+    assert proof.worst_error < 0.02 < proof.tolerance < proof.narrowing < 0.5
+    assert f"autocast itself, which both had, changes them by {proof.narrowing:.0e}" in str(proof)
+
+
+def test_what_is_wrong_is_found_under_autocast() -> None:
+    with pytest.raises(NotTheSame, match="Gradients under fit"):
+        narrow(offset(100), Wrong(factor=1.1)).prove()
+
+
+def test_autocast_that_rounds_a_gradient_away_is_found() -> None:
+    with pytest.raises(NotTheSame, match=r"Autocast changes gradients by more than 50%"):
+        narrow(offset(10000)).prove()
+
+
+def test_fp8_is_off_while_the_others_are_proven() -> None:
+    techniques = [Fp8Anywhere(minimum_width=16), RECOMPUTED]
+    fit = fitted(llama, *techniques)
+    linear = fit.model.model.layers[1].mlp.up_proj
+    in_fp8 = linear(torch.ones(1, linear.in_features).double())
+    proof = fit.prove()
+    assert proof.worst_error <= 1e-10 and "fp8 was off" in str(proof)
+    assert torch.equal(linear(torch.ones(1, linear.in_features).double()), in_fp8)
+    with fit.plain():
+        assert not torch.equal(linear(torch.ones(1, linear.in_features).double()), in_fp8)
+    fit.undo()
+    with pytest.raises(NotTheSame):
+        fitted(llama, Wrong(), *techniques).prove()
 
 
 def test_another_batch_than_the_sample_is_proven() -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tonnage.errors import RequestError, TonnageError
+from tonnage.fit.applied import Applied
 from tonnage.fit.checks import check_finite, check_loss
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
-from tonnage.fit.fitted import Applied
 from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
