@@ -1,5 +1,6 @@
 """fit as people call it: on the virtual GPU for what it chooses and refuses, on the CPU for the numbers of its plans."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def test_without_host_memory_nothing_is_moved_there(found: dict[str, Any]) -> No
     assert with_host["fits"] and with_host["host_bytes"] > 0
     assert not without["fits"]
     assert without["smallest"] > virtual_fits.HOST_DECIDES_BYTES
+
+
+def test_fp8_is_used_where_a_step_is_faster_with_it(found: dict[str, Any]) -> None:
+    narrow, wide = (found["fp8"][str(width)] for width in virtual_fits.FP8_WIDTHS)
+    assert wide == {"used": True, "left out": None, "plain": True}
+    assert not narrow["used"] and narrow["plain"]
+    assert re.fullmatch(r"a step takes \d+ ms with it and \d+ ms without", narrow["left out"])
 
 
 PROBLEMS = {

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+FP8_WIDTHS = (1024, 8192)  # rounding costs more than the products of the one save, and less than those of the other
 CARRIED = {"llama": 0.3, "dropout": 0.67}  # of the plain peak
 HOST_DECIDES_BYTES = 130 << 20  # what the short Llama fits into with host memory, and not without
 
@@ -40,6 +41,7 @@ def main(directory: str, *models: str) -> None:
             "fits": {name: _fit(name) for name in models},
             "carried": {name: _carried(name, share, Path(directory)) for name, share in CARRIED.items()},
             "too small": _too_small(),
+            "fp8": {str(width): _with_fp8(width) for width in FP8_WIDTHS},
             "fitted again": _fitted_again(),
             "wrong in parts": _wrong_in_parts(),
             "problems": {name: _problem(provoke) for name, provoke in _PROBLEMS.items()},
@@ -273,6 +275,39 @@ def _too_small() -> dict[str, Any]:
         return {**found, "measured": error.smallest_bytes}
     fitted.undo()
     return {**found, "measured": fitted.measured.peak_reserved_bytes}
+
+
+def _with_fp8(width: int) -> dict[str, Any]:
+    """Whether FP8 is used where it is allowed, and why not."""
+    import torch
+
+    import tonnage
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(
+                torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True) for _ in range(2)
+            )
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Encoder().to("cuda", torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fitted = tonnage.fit(
+        model,
+        optimizer,
+        loss=lambda model, x: model(x).float().square().mean(),
+        sample=torch.ones(4, width // 2, width, device="cuda", dtype=torch.bfloat16),
+        exact=False,
+        without=("compile",),
+    )
+    names, left_out = [technique.name for technique in fitted.techniques], dict(fitted.left_out)
+    fitted.undo()
+    return {"used": "fp8" in names, "left out": left_out.get("fp8"), "plain": is_plain(model, optimizer)}
 
 
 def _no_host_memory() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.applied import Applied
 from tonnage.fit.checks import check_finite, check_loss
 from tonnage.fit.choose.placement import ResidentState
-from tonnage.fit.choose.summary import enough_rows, is_telling
+from tonnage.fit.choose.summary import enough_rows, is_telling, plain_cost, time_words
 from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.modules import eagerly, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
@@ -29,8 +29,8 @@ from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.untrusted import clipped
 
-# Cheapest first. Each saves memory, time or both on every model that supports it.
-ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+# Cheapest first. Each saves memory, time or both on every model that supports it; FP8 is left out where it saves no time.
+ALWAYS_PAYING = ("allocator", "fused-attention", "chunked-loss", "autocast", "fp8", "compile")
 # If nothing fits, in this order: FP32 parameters among the states, which can be on the host; 8-bit states, if allowed;
 # tiles for long sequences, which cost a second forward pass of what is tiled.
 MASTERS, COARSE_STATES = ("master-weights",), ("stochastic-bf16", "eight-bit-states")
@@ -93,7 +93,8 @@ class Stages:
             self._leave_out("recompute", NotApplicable(words))
         allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
         for technique in usable(ALWAYS_PAYING, self.training, allowed, self.request.budget_bytes):
-            self._put_in(technique)
+            if self._put_in(technique) and technique.name == "fp8":  # the one that is for speed alone
+                self._drop_if_slower(technique)
         self._settle()
 
     def _put_in(self, technique: Technique) -> bool:
@@ -111,6 +112,20 @@ class Stages:
             self._leave_out(technique.name, problem)
             return False
         return True
+
+    def _drop_if_slower(self, technique: Technique) -> None:
+        """Leave out the technique that was added last if a step of the sizes measured with and without is not faster."""
+        if len(self.stages) < 2:
+            return
+        (_, before), (_, after) = self.stages[-2:]
+        both = before.measured.keys() & after.measured.keys()
+        resident = find_resident_state(self.training, self.meter, after.blocks, self.request.host_bytes)
+        without_s, with_s = (plain_cost(survey, resident, both)[1] for survey in (before, after))
+        if with_s >= without_s:
+            self.applied.keep(len(self.applied.techniques) - 1)
+            self.stages.pop()
+            words = f"a step takes {time_words(with_s)} with it and {time_words(without_s)} without"
+            self._leave_out(technique.name, NotApplicable(words))
 
     def _leave_out(self, name: str, problem: BaseException) -> None:
         words = str(problem).strip().splitlines() or [type(problem).__name__]
