@@ -53,7 +53,7 @@ class Proof:
     def beside(self) -> str:
         """What it does not cover."""
         words = []
-        if self.narrowing is not None:
+        if self.narrowing:  # none if BF16 parameters with FP32 masters have narrowed everything before
             words.append(f"autocast itself, which both had, changes them by {self.narrowing:.0e} at most")
         if self.off:
             words.append(f"{', '.join(self.off)} was off, as it changes the numerics")
