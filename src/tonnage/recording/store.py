@@ -17,6 +17,7 @@ from tonnage.recording.host import HOST_KEY, host_memory
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, is_shape, is_word_list, opened, record_of, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
+from tonnage.recording.writes import WRITES_KEY, script_writes
 from tonnage.untrusted import Unreadable, parse_json
 
 _MOST_BYTES = 2**28
@@ -83,6 +84,7 @@ def insert_run(
     insert("allocation", 9, map(allocation_row, recording.allocations))
     insert("header", 2, ((key, json.dumps(value)) for key, value in asdict(recording.header).items()))
     insert("header", 2, ((HOST_KEY, json.dumps(asdict(host))) for host in [recording.host] if host))
+    insert("header", 2, ((WRITES_KEY, json.dumps(asdict(writes))) for writes in [recording.writes] if writes))
     insert("segment", 5, map(astuple, recording.segments))
     insert("mark", 3, map(astuple, recording.marks))
     insert("stand_in", 4, map(astuple, recording.stand_ins))
@@ -111,6 +113,7 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
     header = dict(rows("header"))
     host = header.pop(HOST_KEY, None)  # missing in older files
+    writes = header.pop(WRITES_KEY, None)  # missing in older files
     lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
     # Decode each context once, however many blocks share it.
@@ -145,6 +148,7 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         notes=[Note(*row) for row in rows("note")],
         oom=next((record_of(FailedRequest, decoded(value), "failed request") for (value,) in rows("oom")), None),
         host=host_memory(decoded(host)) if host else None,
+        writes=script_writes(decoded(writes)) if writes else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
 

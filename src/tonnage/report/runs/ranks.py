@@ -80,6 +80,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
         "error": summary.trouble or base.get("error", ""),
         **picked(summary, "exit_status world_size:gpus hosts gpus_per_host dies_first"),
+        "writes": asdict(summary.writes),
         "rank": worst,
         "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
@@ -115,6 +116,7 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         why = "needs most" if summary.dies_first is None else "dies first"
         sections += [[heading(f"rank {summary.worst}, which {why}")], *full]
+    sections.append(write_lines(summary.writes, str(Path.cwd()), verbose=verbose))
     print_sections(sections, stream)
 
 
