@@ -28,7 +28,7 @@ def exit_handlers_at_end() -> Iterator[None]:
         calls[:] = [call for call in calls if call[0] != function]
         unregister(function)
 
-    atexit.register, atexit.unregister = collect, forget  # type: ignore[assignment]
+    atexit.register, atexit.unregister = collect, forget
     try:
         yield
     finally:

@@ -401,7 +401,7 @@ def safetensors() -> None:
     assert load_file("checkpoints/checkpoint-1/model.safetensors")["w"].shape == (700, 700)
 
 
-def _tiny_gpt():  # noqa: ANN202
+def _tiny_gpt():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=16))

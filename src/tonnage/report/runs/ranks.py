@@ -15,7 +15,7 @@ from tonnage.report.lines import column, heading, packed, picked, print_sections
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.runs.host import ranks_host_lines
 from tonnage.report.runs.odd_ranks import Comparison, compare_ranks, spans_of
-from tonnage.report.runs.terminal import card_figures, report_sections
+from tonnage.report.runs.terminal import card_figures, report_sections, write_lines
 from tonnage.report.runs.total import CLIMBS
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.units import format_bytes
