@@ -14,7 +14,7 @@ from tonnage.explain.total import AllCards
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.timeline import name_at
-from tonnage.recording.writes import ScriptWrites, writes_sentence
+from tonnage.recording.writes import ScriptWrites, path_in, writes_sentence
 from tonnage.report.lines import (
     column,
     cut,
@@ -234,7 +234,7 @@ def write_lines(writes: ScriptWrites | None, folder: str, *, verbose: bool = Fal
     yield from said(writes_sentence(writes, folder=folder), style, rest="    ")
     if not verbose:
         return
-    rows = [(format_bytes(file.size_bytes), file.change, file.path) for file in writes.files]
+    rows = [(format_bytes(file.size_bytes), file.change, path_in(folder, file.path)) for file in writes.files]
     yield from map(Text, table(rows, align="><<", names=(2,), first="   "))
 
 

@@ -30,8 +30,8 @@ from tonnage.recording.writes import ScriptWrites
 from tonnage.script.running import Program
 from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
-from tonnage.virtual.redirect import Redirection
 from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start
+from tonnage.virtual.redirect import Redirection
 
 _POLL_S = 1.0
 _MOST_ROUNDS = 4

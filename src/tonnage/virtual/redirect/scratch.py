@@ -42,7 +42,7 @@ class ScratchFolder:
             if self._is_temporary(path, folder) or "__pycache__" in path.parts:
                 continue
             change: Change = "changed" if os.path.lexists(path) else "new"
-            written.append(WrittenFile(str(path), scratch_copy.lstat().st_size, change))
+            written.append(WrittenFile(str(path), _size_bytes(scratch_copy), change))
         for path in self._deleted():
             if not self._is_temporary(path, folder):
                 written.append(WrittenFile(str(path), 0, "deleted"))
@@ -77,8 +77,7 @@ class ScratchFolder:
             for name in names:
                 scratch_copy = Path(parent, name)
                 path = Path("/") / scratch_copy.relative_to(root)
-                is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(_BORROWED)
-                if is_borrowed or stat.S_ISREG(scratch_copy.lstat().st_mode) or scratch_copy.is_symlink():
+                if scratch_copy.is_symlink() or stat.S_ISREG(scratch_copy.lstat().st_mode):
                     yield path, scratch_copy
 
     def _deleted(self) -> Iterator[Path]:
@@ -104,6 +103,11 @@ def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
         deleted_count=len(files) - len(written),
         files=tuple(files[:most]),
     )
+
+
+def _size_bytes(scratch_copy: Path) -> int:
+    is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(_BORROWED)
+    return scratch_copy.stat().st_size if is_borrowed else scratch_copy.lstat().st_size
 
 
 def _move(source: Path, target: Path) -> None:

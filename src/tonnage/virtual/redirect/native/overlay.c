@@ -22,6 +22,8 @@ static int sys_rename(const char *from, const char *to) {
 }
 static void sys_close(int fd) { syscall(SYS_close, fd); }
 
+static const off_t LARGEST_COPY = 64 << 20;
+
 static int fail(int code) {
   errno = code;
   return -1;
@@ -240,10 +242,29 @@ int tr_mkdir(const char *canonical, mode_t mode) {
 
 // New names
 
-int tr_borrow(const char *original, const char *to) {
+static int borrow(const char *original, const char *to) {
   Path target, changed;
-  if (tr_join(target, "/proc/self/root", original) || tr_changed_path(to, changed)) return -1;
+  ssize_t size = syscall(SYS_readlinkat, AT_FDCWD, original, target, PATH_MAX - 1);
+  if (size >= 0) target[size] = 0;  // a symbolic link is made anew
+  else if (tr_join(target, "/proc/self/root", original)) return -1;
+  if (tr_changed_path(to, changed)) return -1;
   if (syscall(SYS_symlinkat, target, AT_FDCWD, changed)) return -1;
+  tr_note(to);
+  return 0;
+}
+
+// A hard link. A large original is borrowed: its copy would take the disk, and programs link finished checkpoints.
+int tr_link(const char *from, const char *to) {
+  struct stat status;
+  Path source, target;
+  if (tr_stat(from, &status)) return -1;
+  if (tr_new_name(to, target)) return -1;
+  if (S_ISDIR(status.st_mode)) return fail(EPERM);
+  if (tr_place(from) == ORIGINAL) {
+    if (!S_ISREG(status.st_mode) || status.st_size > LARGEST_COPY) return borrow(from, to);
+    if (tr_make_writable(from, O_WRONLY, 0, source)) return -1;
+  }
+  if (tr_changed_path(from, source) || syscall(SYS_linkat, AT_FDCWD, source, AT_FDCWD, target, 0)) return -1;
   tr_note(to);
   return 0;
 }
@@ -280,7 +301,7 @@ static int move(const char *from, const char *to) {
   if (tr_stat(from, &status) || tr_changed_path(from, source) || tr_changed_path(to, target)) return -1;
   int is_changed = tr_place(from) == CHANGED;
   if (!S_ISDIR(status.st_mode)) {
-    if (is_changed ? sys_rename(source, target) : tr_borrow(from, to)) return -1;
+    if (is_changed ? sys_rename(source, target) : borrow(from, to)) return -1;
     tr_note(to);
   } else {
     if (sys_mkdir(target, (status.st_mode & 07777) | 0700)) return -1;
@@ -297,8 +318,9 @@ int tr_rename(const char *from, const char *to, unsigned flags) {
   if (flags & ~(unsigned)RENAME_NOREPLACE) return fail(EINVAL);
   if (tr_stat(from, &old)) return -1;
   if (!strcmp(from, to)) return flags ? fail(EEXIST) : 0;
-  size_t length = strlen(from);
+  size_t length = strlen(from), target_length = strlen(to);
   if (!strncmp(from, to, length) && to[length] == '/') return fail(EINVAL);
+  if (!strncmp(from, to, target_length) && from[target_length] == '/') return fail(ENOTEMPTY);
   if (tr_stat(to, &existing) == 0) {
     if (flags) return fail(EEXIST);
     if (S_ISDIR(existing.st_mode) && !S_ISDIR(old.st_mode)) return fail(EISDIR);
