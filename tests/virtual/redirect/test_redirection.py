@@ -271,3 +271,40 @@ def test_loggers_are_offline_while_a_script_runs(monkeypatch: pytest.MonkeyPatch
         assert os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:///")
     assert os.environ["MLFLOW_TRACKING_URI"] == "https://tracking.example"
     assert "WANDB_MODE" not in os.environ
+
+
+MANY = """
+import sys
+from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+def append(number):
+    with open(f"data/part-{number % 2}.bin", "ab") as file:
+        file.write(b"x")
+with ThreadPoolExecutor(16) as pool:
+    list(pool.map(append, range(64)))
+assert Path("data/part-0.bin").stat().st_size == 256 * 64 + 32
+assert Path("data/part-1.bin").stat().st_size == 4096 + 32
+"""
+
+
+def test_threads_that_change_one_file_share_its_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = contents(folder)
+    for _ in range(5):
+        with Redirection():
+            exec(MANY, {})
+        assert contents(folder) == before
+
+
+def test_child_that_outlives_the_run_cannot_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = contents(folder)
+    with Redirection():
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "read line; echo late > model.pt; /bin/sh -c 'echo later > notes.txt'"],
+            stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    _, errors = child.communicate(b"go\n", timeout=20)
+    assert b"model.pt" in errors
+    assert b"notes.txt" in errors
+    assert contents(folder) == before

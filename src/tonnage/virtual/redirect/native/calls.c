@@ -669,7 +669,10 @@ static void name_library(const char *folder) {
 // Redirect this process, into a folder that the caller has prepared.
 EXPORT int tonnage_redirect_begin(const char *folder) {
   name_library(folder);
-  if (tr_open_folder(folder)) return -1;
+  if (tr_open_folder(folder)) {
+    tr_close_folder();
+    return -1;
+  }
   tr_rebind();
   return 0;
 }

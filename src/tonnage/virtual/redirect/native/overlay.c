@@ -138,7 +138,7 @@ static int has_room(off_t size) {
   return statvfs(tr_folder(), &disk) || (uint64_t)size < (uint64_t)disk.f_bavail * disk.f_frsize * 9 / 10;
 }
 
-static int copy_file(const char *source, const char *target, int with_data) {
+static int copy_file(const char *source, const char *target, int with_data, int is_replacing) {
   struct stat status;
   int from = sys_open(source, O_RDONLY | O_CLOEXEC, 0);
   if (from < 0) return -1;
@@ -148,14 +148,23 @@ static int copy_file(const char *source, const char *target, int with_data) {
             source, (double)status.st_size / (1 << 30), tr_folder());
     failed = fail(ENOSPC);
   }
-  int to = failed ? -1 : sys_open(target, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  // Others may copy the same file at the same time: each copy is complete when it gets its name, and the first one stays.
+  static volatile unsigned serial;
+  Path name, copy;
+  snprintf(name, sizeof name, "/views/copy-%ld-%u", (long)syscall(SYS_gettid), __atomic_add_fetch(&serial, 1, __ATOMIC_SEQ_CST));
+  failed = failed || tr_join(copy, tr_folder(), name);
+  int to = failed ? -1 : sys_open(copy, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (to >= 0) {
     failed = with_data && copy_data(from, to, status.st_size);
     fchmod(to, status.st_mode & 07777);
     struct timespec times[2] = {status.st_atim, status.st_mtim};
     syscall(SYS_utimensat, to, NULL, times, 0);
     sys_close(to);
-    if (failed) sys_remove(target, 0);
+    unsigned flags = is_replacing ? 0 : RENAME_NOREPLACE;
+    if (!failed && syscall(SYS_renameat2, AT_FDCWD, copy, AT_FDCWD, target, flags)) failed = errno != EEXIST;
+    int code = errno;
+    sys_remove(copy, 0);
+    errno = code;
   }
   int code = errno;
   sys_close(from);
@@ -171,19 +180,20 @@ int tr_make_writable(const char *canonical, int flags, mode_t mode, Path target)
   if (place == CHANGED && !tr_is_borrowed(target)) return 0;  // open(2) itself tells what is wrong
   if (place == CHANGED) {
     if ((flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL)) return fail(EEXIST);
-    Path original, copy;
+    Path original;
     ssize_t size = syscall(SYS_readlinkat, AT_FDCWD, target, original, PATH_MAX - 1);
-    if (size < 0 || tr_join(copy, target, ".tonnage-copy")) return -1;
+    if (size < 0) return -1;
     original[size] = 0;
-    return copy_file(original, copy, with_data) ? -1 : sys_rename(copy, target);
+    return copy_file(original, target, with_data, 1);
   }
-  if (place == ORIGINAL && sys_stat(canonical, &status, 0) == 0) {
-    if ((flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL)) return fail(EEXIST);
+  int is_exclusive = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL);
+  if (place == ORIGINAL && sys_stat(canonical, &status, is_exclusive ? AT_SYMLINK_NOFOLLOW : 0) == 0) {
+    if (is_exclusive) return fail(EEXIST);
     if (S_ISDIR(status.st_mode)) return fail(EISDIR);
     if (syscall(SYS_faccessat, AT_FDCWD, canonical, W_OK)) return -1;
     Path parent;
     parent_of(canonical, parent);
-    if (shadow(parent) || copy_file(canonical, target, with_data)) return -1;
+    if (shadow(parent) || copy_file(canonical, target, with_data, 0)) return -1;
     tr_note(canonical);
     return 0;
   }
