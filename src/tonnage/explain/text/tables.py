@@ -95,7 +95,8 @@ class _Reader:
 
     def text(self, key: str, default: str | None = None) -> str:
         """Take a text."""
-        return self._take(key, default, str)
+        value: str = self._take(key, default, str)
+        return value
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """Take a list of texts."""
@@ -107,7 +108,8 @@ class _Reader:
 
     def flag(self, key: str) -> bool:
         """Take a truth value; false if absent."""
-        return self._take(key, False, bool)
+        value: bool = self._take(key, False, bool)
+        return value
 
     def share(self, key: str) -> float:
         """Take a share; 0 if absent."""
@@ -115,7 +117,8 @@ class _Reader:
 
     def table(self, key: str) -> dict[str, Any]:
         """Take a table; empty if absent."""
-        return self._take(key, {}, dict)
+        value: dict[str, Any] = self._take(key, {}, dict)
+        return value
 
     def done(self) -> None:
         """Raise ValueError for keys that nothing has taken."""
