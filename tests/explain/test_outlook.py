@@ -92,6 +92,20 @@ def test_a_cache_that_grows_is_told_in_a_line() -> None:
     assert f"{line_of('grows a list')} keeps a cache that grows with the sequence" in line
 
 
+def test_lines_that_each_keep_something_once_or_twice_do_not_climb() -> None:
+    """As where `fit_trainer` surveys, tries and proves before the training."""
+    run = Run()
+    kept_in = {2: "survey.py:3", 21: "survey.py:3", 25: "train.py:9", 27: "train.py:9"}
+    for step in range(1, 31):
+        run.step(step)
+        run.phase("forward")
+        work = run.alloc(8 * MIB, Category.ACTIVATIONS, line="train.py:5", operator="linear")
+        if step in kept_in:
+            run.alloc(MIB, Category.ACTIVATIONS, line=kept_in[step], operator="linear")
+        run.free(work)
+    assert outlook_of(run.recording).climb is None
+
+
 def test_calls_of_generate_that_keep_something_climb() -> None:
     """Each call is one iteration, and what remains of it is compared with that of other calls."""
 
