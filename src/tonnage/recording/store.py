@@ -14,7 +14,17 @@ from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
 from tonnage.recording.host import HOST_KEY, host_memory
-from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, is_shape, is_word_list, opened, record_of, written
+from tonnage.recording.layout import (
+    LAYOUT_VERSION,
+    is_of_cluster,
+    is_rank,
+    is_rank_ranges,
+    is_shape,
+    is_word_list,
+    opened,
+    record_of,
+    written,
+)
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.writes import WRITES_KEY, script_writes
@@ -40,19 +50,33 @@ def read_recording(path: str | Path, rank: int | None = None) -> Recording:
             if rank is None:
                 return as_read(read_run(database))
             raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
-        ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
+        ranks = list(_rank_rows(database))
         if not ranks:
             problem = f"{path} is of a cluster of which no rank reported."
             raise BadRecording(problem, hint="See why with: tonnage show FILE")
         if rank is None:
             (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
-            rank = int(decoded(value))
+            rank = decoded(value)
+            if not is_rank(rank):
+                raise ValueError(f"its worst rank is {reprlib.repr(rank)}")
         # A rank's events are stored under an identical one, or its representative.
         for kept, summary in ranks:
             if any(first <= rank <= last for first, last in summary["stands_for"]):
-                return read_run(database, int(kept))
+                return read_run(database, kept)
         held = ", ".join(str(summary["rank"]) for _, summary in ranks)
         raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
+
+
+def _rank_rows(database: sqlite3.Connection) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each rank's summary, its numbers checked, with the rank whose events stand for its own."""
+    for kept, value in database.execute("SELECT kept, summary FROM rank"):
+        summary = decoded(value)
+        if not isinstance(summary, dict) or not is_rank(summary.get("rank")):
+            raise ValueError(f"it has a rank {reprlib.repr(summary)}")
+        if not is_rank_ranges(summary.get("stands_for")):
+            problem = f"stands for {reprlib.repr(summary.get('stands_for'))}"
+            raise ValueError(f"its rank {summary['rank']} {problem}")
+        yield kept, summary
 
 
 def decoded(value: str) -> Any:
