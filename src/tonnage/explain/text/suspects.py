@@ -306,7 +306,7 @@ def _of_place(numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[S
     at = f" ({frame.file.rsplit('/', 1)[-1]}:{frame.line}, {frame.function})" if frame and frame.line else ""
     is_evaluated = place.phase == "evaluation" and place.is_training
     if is_evaluated and (operator is None or operator.cause not in ("weights", "checkpoint", "evaluation")):
-        yield _suspect("evaluation", "likely", f"it died in evaluation{at}, which its training does not")
+        yield _suspect("evaluation", "likely", f"it died in evaluation{at}, not in a step of its training")
     if operator is None:
         return
     total = (numbers.total or numbers.allowed) if numbers else None
