@@ -17,6 +17,7 @@ _PARTS = ("files", "gone", "views", "loggers")
 _BORROWED = "/proc/self/root"  # where links lead that stand for renamed originals
 _OUTSIDE = "absolute"  # folder of kept files from outside the working directory
 _PIECE_BYTES = 1 << 20
+_TEMPORARY_NAMES = (tempfile.gettempprefix(), "pymp-")
 
 
 class ScratchFolder:
@@ -91,7 +92,10 @@ class ScratchFolder:
                 yield path
 
     def _is_temporary(self, path: Path, folder: Path) -> bool:
-        return path.is_relative_to(self._temporary) and not path.is_relative_to(folder)
+        """Whether Python's tempfile or multiprocessing named it, outside of the script's folder."""
+        if path.is_relative_to(folder) or not path.is_relative_to(self._temporary) or path == self._temporary:
+            return False
+        return path.relative_to(self._temporary).parts[0].startswith(_TEMPORARY_NAMES)
 
 
 def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
