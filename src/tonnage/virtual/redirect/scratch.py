@@ -74,8 +74,9 @@ class ScratchFolder:
     def _files(self) -> Iterator[tuple[Path, Path]]:
         """Yield each file's path and its scratch copy."""
         root = self.path / "files"
-        for parent, _, names in os.walk(root):
-            for name in names:
+        for parent, folders, names in os.walk(root):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*names, *links):
                 scratch_copy = Path(parent, name)
                 path = Path("/") / scratch_copy.relative_to(root)
                 if scratch_copy.is_symlink() or stat.S_ISREG(scratch_copy.lstat().st_mode):
