@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tonnage.certify.memo import Memo
 from tonnage.certify.program import RecordedProgram, Unfaithful
 from tonnage.hardware import Gpu
+from tonnage.recording.records import Dependence
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
@@ -21,6 +22,7 @@ class TrainingResult:
     ending: Ending
     steps: int
     replayed_parts: int
+    dependence: Dependence | None  # what the script depended on, where its ending says so
     is_faithful: bool  # whether replayed steps requested what the run ones did
     notes: list[str]
     torch: str
@@ -44,7 +46,7 @@ def run_training(
         memo.on_step = lambda: progress(memo)
     memo.install(patches)
     try:
-        ending = run_as_main(script, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped, Unfaithful))
+        ending = run_as_main(script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain)
     finally:
         patches.undo()
         session.close()
@@ -54,6 +56,6 @@ def run_training(
     run, replayed = memo.own_blocks[True], memo.own_blocks[False]
     is_faithful = len(run) < 2 or len(replayed) < 2 or min(run) <= max(replayed)
     return TrainingResult(
-        program, ending, memo.step, memo.replayed_parts, is_faithful, sorted(memo.notes), session.modelled,
+        program, ending, memo.step, memo.replayed_parts, session.stand_ins.dependence, is_faithful, sorted(memo.notes), session.modelled,
         session.device.torch_version,
     )  # fmt: skip

@@ -80,8 +80,10 @@ class VirtualMeter:
         session = self._session
         session.device.attribution.finish()
         ran_out = isinstance(error, session.torch.OutOfMemoryError)
-        outcome = "ok" if error is None else "oom" if ran_out else "error"
-        recording = session.recording(outcome=outcome, error="" if error is None else str(error))
+        depends = "" if error is None or ran_out else session.stand_ins.explain(error)
+        outcome = "ok" if error is None else "oom" if ran_out else "depends" if depends else "error"
+        recording = session.recording(outcome=outcome, error=depends or ("" if error is None else str(error)))
+        recording.dependence = session.stand_ins.dependence if depends else None
         if ran_out and session.device.ooms:
             recording.oom = session.device.ooms[-1]
         return recording

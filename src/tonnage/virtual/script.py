@@ -50,7 +50,7 @@ def run_script(
     patches = Patches()
     install_alone(session, patches)
     try:
-        ending = run_as_main(program, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped,))
+        ending = run_as_main(program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain)
     finally:
         patches.undo()
         session.close()
@@ -71,6 +71,8 @@ def recorded(session: Session, ending: Ending, program: Program, arguments: Sequ
         outcome=ending.outcome, **header, exit_status=ending.exit_status, error=ending.error,
         ooms_caught=len(ooms) - (ending.outcome == "oom"),
     )  # fmt: skip
+    if ending.outcome == "depends":
+        recording.dependence = session.stand_ins.dependence
     if ending.outcome == "oom" and ooms:
         recording.oom = ooms[-1]
     return recording

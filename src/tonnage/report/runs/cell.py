@@ -23,7 +23,7 @@ _LARGEST = 5
 _FIXES = 4
 _COLUMNS = 240
 _WIDTH, _HEIGHT = 640, 120
-_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed"}
+_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed", "depends": "depends on unknown values"}
 
 
 def cell_text(recording: Recording) -> str:

@@ -95,32 +95,37 @@ class DriverValues(KnownValues):
             # Results of an expanded operand may be too large to keep.
             known = all(t.numel() <= MOST_INTEGERS for t in tensors)
         if not known:
-            decided = None
+            decided, is_guess = None, False
             if tensors and (decisive := _DECISIVE.get(name.rstrip("_"))) is not None:
                 # One known operand of `|` or `&` may decide the result alone.
-                here = (self.host_view(t) for t in tensors if t.is_cuda and self._mirror(t) is not None)
-                if any(bool((without_repeats(values) == decisive).all()) for values in here):
+                here = [t for t in tensors if t.is_cuda and self._mirror(t) is not None]
+                deciding = [t for t in here if bool((without_repeats(self.host_view(t)) == decisive).all())]
+                if deciding:
                     decided = decisive
+                    is_guess = all(self.is_guessed(t) for t in deciding)
             result = call()
             if self._laws:
                 self._follow_law(operator, arguments, result)
             if decided is not None:
-                self._put_number(result, decided)
+                self._put_number(result, decided, guess=is_guess)
             elif in_place:
                 self.dropped(address_of(arguments[0]))
             return result
         on_host = self._host_copy(arguments)
         # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
         values = None if in_place else _quietly(operator, on_host, keywords)
+        guess = self.is_guessed(*tensors)
         result = call()
         if in_place:
             _quietly(operator, on_host, keywords)
             mirror = self._mirror(arguments[0])
             if mirror is not None:
                 mirror.version = version_of(arguments[0])
+                if guess:
+                    self._guessed.add(address_of(arguments[0]))
         elif values is not None:
             for made, value in zip(self._tensors([result]), self._tensors([values]), strict=False):
-                self.put(made, value)
+                self.put(made, value, guess=guess)
         return result
 
     def _tensors(self, values: Any) -> Iterator[Any]:
@@ -136,9 +141,9 @@ class DriverValues(KnownValues):
             return [self._host_copy(each) for each in value]
         return self._on_host(value) if isinstance(value, self._torch.Tensor) else value
 
-    def _put_number(self, tensor: Any, number: float) -> None:
+    def _put_number(self, tensor: Any, number: float, guess: bool = False) -> None:
         """Set all values of the tensor to one number."""
-        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype))
+        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype), guess=guess)
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
         """Derive the law of the result from those of the operands."""
@@ -204,7 +209,7 @@ class DriverValues(KnownValues):
         if answer is None and is_number:
             answer = beyond_tolerance(name, float(last))
         if answer is not None:
-            self._put_number(result, answer)
+            self._put_number(result, answer, guess=True)
         return result
 
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -232,7 +237,7 @@ class DriverValues(KnownValues):
                 shape = list(indices.shape)
                 count = shape.pop(dim)
                 drawn = ranked.reshape(*shape, count).movedim(-1, dim)
-        self.put(indices, drawn)
+        self.put(indices, drawn, guess=True)
         return result
 
     # Reading values
@@ -242,10 +247,14 @@ class DriverValues(KnownValues):
         tensor = arguments[0]
         if self._told:
             return self._told.pop(0)
-        if self._mirror(tensor) is not None:
-            return self.host_view(tensor).item()
         dtype = _dtype(tensor) or str(tensor.dtype)
-        value = self._session.stand_ins.read(dtype, -1)
+        guess = None
+        if self._mirror(tensor) is not None:
+            known = self.host_view(tensor).item()
+            if not self.is_guessed(tensor):
+                return known
+            guess = float(known)
+        value = self._session.stand_ins.read(dtype, -1, guess)
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -256,12 +265,14 @@ class DriverValues(KnownValues):
         if to.is_cuda:
             law = self._law_number(source) if from_card else 0
             if known:
-                self.put(to, self._on_host(source).expand(to.shape))
+                self.put(to, self._on_host(source).expand(to.shape), guess=from_card and self.is_guessed(source))
             else:
                 self.dropped(address_of(to))
                 if law:
                     self._derive_law("aten::copy_", [law], to.numel(), to)
         elif from_card and known:
+            if self.is_guessed(source):
+                self._session.stand_ins.remember(_dtype(source), source.numel())
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
             to.fill_(self._session.stand_ins.read(_dtype(source) or str(source.dtype), source.numel()))
@@ -293,6 +304,7 @@ class DriverValues(KnownValues):
         """Return the law of the tensor, if any, and note the assumption that follows."""
         law = self._session.laws.of(self._law_number(tensor))
         self._session.stand_ins.assume(name, if_unknown if law is None else if_known)
+        self._session.stand_ins.size(name, tensor.numel())
         return law
 
     def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
