@@ -80,6 +80,9 @@ class StandIns:
         A `guess` is a value that was assumed for the tensor: it is returned if nothing speaks against it, and not
         counted.
         """
+        if guess is not None and count >= 0:
+            self.remember(dtype, count)
+            return guess
         line = self._line()
         what = "scalar" if count < 0 else f"tensor of {count:,}"
         is_flag = dtype == "Bool"
