@@ -80,7 +80,7 @@ def of_any(flag: Any) -> None:
 
 
 def of_all(flag: Any) -> None:
-    if not all([each.item() for each in [flag]]):
+    if not all(each.item() for each in [flag]):
         raise ValueError("not all")
 
 
@@ -116,3 +116,11 @@ def may_raise_later(flag: Any) -> None:
 
 def keeps(flag: Any) -> list[bool]:
     return [bool(flag), True]
+
+
+def rounds_of(flag: Any) -> int:
+    rounds = 0
+    for _ in range(3):
+        while flag:
+            rounds += 1
+    return rounds

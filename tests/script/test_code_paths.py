@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import flag_programs
-from tonnage.script.code_paths import answer_without_error
+from tonnage.script.code_paths import answer_that_enters, answer_without_error
 
 FRAMES: list[bool | None] = []
 
@@ -34,37 +35,52 @@ class Flag:
 def answer_to(function: Callable[[Any], object]) -> bool | None:
     """The answer that the first question of the function gets."""
     FRAMES.clear()
-    try:
+    with suppress(ValueError, AssertionError, SystemExit):
         function(Flag())
-    except (ValueError, AssertionError, SystemExit):
-        pass
     return FRAMES[0]
 
 
+RAISES_WITHOUT = {
+    True: "raises_unless asserts asserts_both returns_early in_a_loop by_a_name by_a_function fails_by_a_function of_all",
+    False: "asserts_not raises_if_either exits of_any",
+}
+
+
 @pytest.mark.parametrize(
-    ("function", "answer"),
-    [
-        (flag_programs.raises_unless, True), (flag_programs.asserts, True), (flag_programs.asserts_not, False), (flag_programs.raises_if_either, False), (flag_programs.asserts_both, True),
-        (flag_programs.returns_early, True), (flag_programs.in_a_loop, True), (flag_programs.by_a_name, True), (flag_programs.by_a_function, True), (flag_programs.exits, False),
-        (flag_programs.fails_by_a_function, True), (flag_programs.of_any, False), (flag_programs.of_all, True),
-    ],
-)  # fmt: skip
-def test_the_answer_is_the_one_that_does_not_raise(function: Callable[[Any], object], answer: bool) -> None:
+    ("name", "answer"), [(name, answer) for answer, names in RAISES_WITHOUT.items() for name in names.split()]
+)
+def test_the_answer_is_the_one_that_does_not_raise(name: str, answer: bool) -> None:
+    function = getattr(flag_programs, name)
     assert answer_to(function) is answer
     FRAMES.clear()
     function(Flag())  # raises nothing: every question got such an answer
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        flag_programs.chooses,
-        flag_programs.skips,
-        flag_programs.waits,
-        flag_programs.raises_anyway,
-        flag_programs.may_raise_later,
-        flag_programs.keeps,
-    ],
-)
-def test_a_flag_that_decides_something_else_has_no_such_answer(function: Callable[[Any], object]) -> None:
-    assert answer_to(function) is None
+@pytest.mark.parametrize("name", "chooses skips waits raises_anyway may_raise_later keeps".split())
+def test_a_flag_that_decides_something_else_has_no_such_answer(name: str) -> None:
+    assert answer_to(getattr(flag_programs, name)) is None
+
+
+class Waited:
+    """A flag of a `while`: it counts the rounds, and enters where the code says that it does."""
+
+    def __init__(self) -> None:
+        self.answers: list[bool | None] = []
+
+    def __bool__(self) -> bool:
+        self.answers.append(answer_that_enters(sys._getframe(1)))
+        return self.answers[-1] is True
+
+
+def test_a_while_is_entered_once() -> None:
+    flag = Waited()
+    assert flag_programs.rounds_of(flag) == 3
+    assert flag.answers[::2] == [True, True, True]
+
+
+@pytest.mark.parametrize("name", ["chooses", "raises_if_either", "asserts_both", "skips"])
+def test_other_tests_enter_no_loop(name: str) -> None:
+    flag = Waited()
+    with suppress(ValueError, AssertionError):
+        getattr(flag_programs, name)(flag)
+    assert flag.answers and True not in flag.answers

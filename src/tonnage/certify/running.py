@@ -46,7 +46,9 @@ def run_training(
         memo.on_step = lambda: progress(memo)
     memo.install(patches)
     try:
-        ending = run_as_main(script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain)
+        ending = run_as_main(
+            script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain
+        )
     finally:
         patches.undo()
         session.close()
@@ -56,6 +58,13 @@ def run_training(
     run, replayed = memo.own_blocks[True], memo.own_blocks[False]
     is_faithful = len(run) < 2 or len(replayed) < 2 or min(run) <= max(replayed)
     return TrainingResult(
-        program, ending, memo.step, memo.replayed_parts, session.stand_ins.dependence, is_faithful, sorted(memo.notes), session.modelled,
-        session.device.torch_version,
-    )  # fmt: skip
+        program=program,
+        ending=ending,
+        steps=memo.step,
+        replayed_parts=memo.replayed_parts,
+        dependence=session.stand_ins.dependence,
+        is_faithful=is_faithful,
+        notes=sorted(memo.notes),
+        torch=session.modelled,
+        torch_version=session.device.torch_version,
+    )

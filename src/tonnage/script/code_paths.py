@@ -82,6 +82,36 @@ class Paths:
             return None
         return if_jumping if raises_after else not if_jumping
 
+    def enters_loop(self, jump: int) -> bool | None:
+        """Return the value with which the test of a `while` goes into its body; None if the jump is no such test."""
+        instruction = self.instructions[jump]
+        if_jumping = "_IF_TRUE" in instruction.opname
+        repeats_on_jump = self._repeats(self.index_at(instruction.argval), jump)
+        repeats_after = self._repeats(jump + 1, jump)
+        if repeats_on_jump == repeats_after:
+            return None
+        return if_jumping if repeats_on_jump else not if_jumping
+
+    def _repeats(self, start: int, test: int) -> bool:
+        """Whether a path leads into a loop that ends with a copy of this test, as the compiler makes one of a `while`."""
+        position = self.instructions[test].positions
+        for index in self._reached([start], test):
+            instruction = self.instructions[index]
+            is_copy = instruction.positions == position and _is_test(instruction)
+            if is_copy and index in self._reached(self.successors(index), test):
+                return True
+        return False
+
+    def _reached(self, starts: list[int], without: int) -> set[int]:
+        """Return the instructions on the paths from here that do not pass one."""
+        seen = {index for index in starts if index != without}
+        waiting = list(seen)
+        while waiting:
+            new = {following for following in self.successors(waiting.pop()) if following != without} - seen
+            seen |= new
+            waiting += new
+        return seen
+
 
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
@@ -107,6 +137,15 @@ def answer_without_error(frames: Sequence[FrameType]) -> bool | None:
             return None
         negated = found.negated
     return None
+
+
+def answer_that_enters(frame: FrameType) -> bool | None:
+    """Return the answer with which a `while` that tests a flag goes into its body, where it is entered at its test."""
+    paths = paths_of(frame.f_code)
+    index = paths.index_at(frame.f_lasti)
+    if not _is_test(paths.instructions[index]) or "JUMP_BACKWARD" in paths.instructions[index].opname:
+        return None
+    return paths.enters_loop(index)
 
 
 class _HandedOn:

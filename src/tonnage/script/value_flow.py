@@ -39,6 +39,7 @@ _SIZED_CALLS = frozenset(
     "zeros ones empty full rand randn randint arange eye linspace new_zeros new_ones new_empty new_full view reshape expand"
     " repeat split chunk narrow tile unflatten unfold resize_ pad range islice randperm".split()
 )
+_SIZED_BY_VALUES = frozenset("unique set nonzero flatnonzero argwhere compress Counter".split())
 _VALUE_ERRORS = (ArithmeticError, LookupError, ValueError)
 # Raised for no value's sake, unless the very test that guards the `raise` says so.
 _PLAIN_ERRORS = (NameError, TypeError, AttributeError, ImportError, NotImplementedError, OSError, SyntaxError)
@@ -283,7 +284,7 @@ class Flow:
         found = self._first(source, arguments, depth)
         if called == "len":
             return found if found and found.kind in ("size", "decision") else None
-        if found and found.kind == "int" and called in _SIZED_CALLS:
+        if found and (called in _SIZED_BY_VALUES or (found.kind == "int" and called in _SIZED_CALLS)):
             return _as("size", found)
         if found and called in _WHOLE_NUMBERS and found.kind == "float":
             return _as("int", found)
@@ -323,6 +324,12 @@ class Flow:
         targets: list[ast.expr] = []
         origin = None
         match node:
+            case ast.Assign(targets=[ast.Tuple(elts=left)], value=ast.Tuple(elts=right)) if len(left) == len(right):
+                for target, value in zip(left, right, strict=True):
+                    origin = self.origin(source, value)
+                    if origin is not None:
+                        self._bind(source, target, origin, values)
+                return
             case ast.Assign(targets=targets, value=value):
                 origin = self.origin(source, value) or self._decision(source, node)
             case ast.AugAssign(target=target, value=value):

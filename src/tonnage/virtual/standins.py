@@ -14,7 +14,7 @@ from types import FrameType
 
 from tonnage.recording.records import Dependence, Note, NoteKind, StandIn
 from tonnage.script.assume import assumed_value
-from tonnage.script.code_paths import answer_without_error
+from tonnage.script.code_paths import answer_that_enters, answer_without_error
 from tonnage.script.running import OWN_FOLDER, RUNNER
 from tonnage.script.value_flow import Cause, Flow, Places, Read
 from tonnage.virtual.going_on import Stopped
@@ -54,6 +54,7 @@ class _Place:
     began_s: float = field(default_factory=time.monotonic)
     answer: bool | None = None  # of a flag that only decides whether to raise
     is_asked: bool = False
+    enters: bool = False  # whether a set flag is what goes into the body of a `while`
     order: int = 0  # of the last read
     is_endless: bool | None = None
     rounds: list[tuple[int, int]] = field(default_factory=list)  # blocks made and bytes held, at the last looks
@@ -94,7 +95,10 @@ class StandIns:
             if not place.is_asked:
                 place.is_asked = True
                 place.answer = answer_without_error(frames)
+                place.enters = len(frames) > 0 and answer_that_enters(frames[0]) is True
             value = None if place.answer is None else float(place.answer)
+            if place.enters and guess is None:
+                value = 1.0
         if value is None:
             value = self._usual(dtype, count, before, guess)
             if count < 0 and self._waits_forever(place):
@@ -129,6 +133,11 @@ class StandIns:
         place, _ = self._place(f"size of {operator}", "Long", self._line(), "size")
         place.value = count
         place.count += 1
+
+    def start_again(self) -> None:
+        """Forget where values were read: what comes now is another program."""
+        self._places.clear()
+        self.dependence = None
 
     # Where values are read
 

@@ -250,7 +250,8 @@ def recorded(cluster: Cluster, runs: Sequence[RankRun], trouble: str = "") -> Cl
     # The first to die has made the fewest steps and calls.
     dead = [run for run in runs if run.outcome == "oom"]
     first = min(dead, key=lambda run: (run.recording.oom.step if run.recording.oom else 0, run.calls), default=None)
-    worst = first or next((run for run in by_itself if outcome == "depends"), None) or max(runs, key=lambda run: run.recording.peak_reserved_bytes, default=None)
+    dependent = next((run for run in by_itself if outcome == "depends"), None)
+    worst = first or dependent or max(runs, key=lambda run: run.recording.peak_reserved_bytes, default=None)
     header = worst.recording.header if worst else None
     summary = ClusterSummary(
         words=cluster.words,

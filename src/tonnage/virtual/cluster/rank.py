@@ -101,7 +101,9 @@ def run_rank(
     whole = WholeModels(rank, cluster.gpus_per_host)
     whole.watch(patches)
     try:
-        ending = run_as_main(program, own, session.torch, quick_imports(), (PeerError, Stopped), session.stand_ins.explain)
+        ending = run_as_main(
+            program, own, session.torch, quick_imports(), (PeerError, Stopped), session.stand_ins.explain
+        )
     finally:
         patches.undo()
         session.close()

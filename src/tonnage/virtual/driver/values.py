@@ -78,6 +78,7 @@ class DriverValues(KnownValues):
             ("aten", "CUDA", self._sampled, _TRACKED["sampled"]),
             ("aten", "CUDA", self._filled, _TRACKED["filled"]),
             ("aten", "CUDA", self._flag, _FLAGS),
+            ("aten", "CUDA", self._checked, _TRACKED["checked"]),
             ("aten", "CUDA", self._chosen, _TRACKED["chosen"]),
             ("aten", "SparseCUDA", self._coalesced, ["_coalesce"]),
             ("c10d", "CUDA", self._collective, _TRACKED["collectives"]),
@@ -323,6 +324,13 @@ class DriverValues(KnownValues):
         if found is not None:
             self.put(result, found, fresh=True)
         return result
+
+    def _checked(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run an operator whose own check reads a flag, which holds for values that are not known."""
+        checked = [tensor for tensor in self._tensors(arguments) if tensor.is_cuda]
+        if not checked or all(self._mirror(tensor) is not None for tensor in checked):
+            return call()
+        return self._told_call(call, 1)
 
     def _histogram(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run a histogram without given bounds, which torch reads from the card: any two will do."""
