@@ -97,10 +97,20 @@ def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited
     from tonnage.virtual import run_script
 
     with live_progress(card.memory_bytes) as progress:
-        return run_script(
+        recording = run_script(
             launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress,
             unlimited=unlimited,
         )  # fmt: skip
+    tell_unused_assumptions()
+    return recording
+
+
+def tell_unused_assumptions() -> None:
+    """Name the lines of `--assume` at which nothing was read that it could apply to."""
+    from tonnage.script.assume import unused_lines
+
+    for line in unused_lines():
+        print(f"tonnage: --assume {line}: no unknown value was read there", file=sys.stderr)
 
 
 def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None) -> int:

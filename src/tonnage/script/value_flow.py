@@ -15,7 +15,7 @@ Where it does not know, it finds no dependence: an error is then the script's ow
 import ast
 import linecache
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -68,10 +68,14 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where a value comes from, and what kind of value it is now."""
+    """Where a value comes from, and what kind of value it is now.
+
+    An indirect one was not computed from what was read: a test by it decided whether, or how often, it was assigned.
+    """
 
     read: Read
     kind: str
+    is_indirect: bool = False
 
 
 @dataclass
@@ -256,7 +260,7 @@ class Flow:
             case ast.Compare(left=left, ops=ops, comparators=others):
                 if all(isinstance(op, (ast.Is, ast.IsNot)) for op in ops):
                     found = self.origin(source, left, depth + 1)
-                    return found if found and found.kind == "decision" else None
+                    return found if found and found.is_indirect else None
                 return _as("flag", self._first(source, [left, *others], depth))
             case ast.Subscript(value=owner, slice=index):
                 sized = self.origin(source, index, depth + 1)
@@ -272,7 +276,7 @@ class Flow:
         found = None
         for node in nodes:
             origin = self.origin(source, node, depth + 1)
-            if origin and (found is None or _RANKS.get(origin.kind, 0) > _RANKS.get(found.kind, 0)):
+            if origin and (found is None or _rank(origin) > _rank(found)):
                 found = origin
         return found
 
@@ -283,7 +287,7 @@ class Flow:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         found = self._first(source, arguments, depth)
         if called == "len":
-            return found if found and found.kind in ("size", "decision") else None
+            return found if found and (found.kind == "size" or found.is_indirect) else None
         if found and (called in _SIZED_BY_VALUES or (found.kind == "int" and called in _SIZED_CALLS)):
             return _as("size", found)
         if found and called in _WHOLE_NUMBERS and found.kind == "float":
@@ -367,12 +371,12 @@ class Flow:
     def _bind(self, source: _Source, target: ast.expr, origin: _Origin, values: _Values) -> None:
         match target:
             case ast.Name(id=name):
-                values.names.setdefault(name, origin)
+                values.names[name] = origin
             case ast.Attribute(attr=attribute):
                 dotted = _dotted(target)
                 if dotted:
-                    values.names.setdefault(dotted, origin)
-                self._attributes.setdefault((source.file, attribute), origin)
+                    values.names[dotted] = origin
+                self._attributes[source.file, attribute] = origin
             case ast.Subscript(value=owner) | ast.Starred(value=owner):
                 if _dotted(owner) not in ("self", "cls"):
                     self._bind(source, owner, origin, values)
@@ -387,7 +391,7 @@ class Flow:
             if isinstance(parent, ast.If) and inner is not parent.test:
                 found = self.origin(source, parent.test)
                 if found:
-                    return _as("decision", found)
+                    return _Origin(found.read, "flag", is_indirect=True)
             inner = parent
         return None
 
@@ -401,7 +405,7 @@ class Flow:
                 tests.append(loop.test)
             found = self._first(source, tests, 0)
             if found:
-                return _as("decision", found)
+                return _Origin(found.read, "int", is_indirect=True)
         return None
 
     def _enter(self, source: _Source, call: ast.Call, depth: int) -> None:
@@ -615,20 +619,28 @@ class Flow:
             takes_all = isinstance(test.op, ast.And) == ending
             return any(parts) if takes_all else all(parts)
         if isinstance(test, ast.BoolOp):
-            others = [value for value in test.values if self.origin(source, value)]
+            others = [value for value in test.values if self._is_direct(source, value)]
             takes_all = isinstance(test.op, ast.And) == ending
             return bool(others) if takes_all else len(others) == len(test.values)
-        return self.origin(source, test) is not None
+        return self._is_direct(source, test)
+
+    def _is_direct(self, source: _Source, node: ast.expr) -> bool:
+        found = self.origin(source, node)
+        return found is not None and not found.is_indirect
 
 
-_RANKS = {"text": 1, "decision": 2, "float": 3, "flag": 3, "values": 3, "int": 4, "size": 5}
+_RANKS = {"text": 1, "float": 3, "flag": 3, "values": 3, "int": 4, "size": 5}
+
+
+def _rank(origin: _Origin) -> tuple[bool, int]:
+    return not origin.is_indirect, _RANKS[origin.kind]
 
 
 def _as(kind: str, origin: _Origin | None) -> _Origin | None:
     """Return the origin of a value of another kind; text and sizes stay what they are."""
     if origin is None or origin.kind == kind or (origin.kind in ("text", "size") and kind != "text"):
         return origin
-    return _Origin(origin.read, kind)
+    return replace(origin, kind=kind)
 
 
 def _value_of(statement: ast.stmt) -> ast.expr | None:

@@ -31,10 +31,13 @@ _ALIKE_S = 20
 _LONGEST_S = 300
 _LOOKS = 16  # reads between two looks at the clock
 _MOST_PLACES = 4096
-_MOST_FOLLOWED = 400
+_MOST_FOLLOWED = 120
 _MOST_DECIDING = 40
 _DEEPEST = 40
 _LIBRARY_FRAMES = ("torch/_ops.py", "torch/library.py", "torch/_library/")
+
+
+_ENDLESS = "stopped in a loop that only a value which a virtual GPU does not have could end"
 
 
 class EndlessLoop(Stopped):
@@ -51,7 +54,7 @@ class _Place:
     line: str
     value: float = 0.0
     count: int = 0
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=lambda: time.monotonic())
     answer: bool | None = None  # of a flag that only decides whether to raise
     is_asked: bool = False
     enters: bool = False  # whether a set flag is what goes into the body of a `while`
@@ -176,7 +179,7 @@ class StandIns:
         """Stop the script in a loop that waits for this value."""
         file, line = self._flow().is_endless(place.read) or ("", 0)
         self.dependence = self._dependence(Cause(file, line, "loop", place.read), "")
-        raise EndlessLoop
+        raise EndlessLoop(_ENDLESS)
 
     def _flow(self) -> Flow:
         """Return where the values went, the last read first known: later ones of the same place count."""

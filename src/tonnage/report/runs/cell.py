@@ -80,7 +80,9 @@ def _headline(recording: Recording, ahead: Outlook) -> str:
     what = "out of memory" if recording.oom else "peak"
     where = f"<br>{what} in {escape(at.phase or 'setup')} at <code>{escape(at.line)}</code>" if at and at.line else ""
     verdict = CLIMBS if ahead.climb and header.outcome == "ok" else _VERDICTS[header.outcome]
-    said = "".join(f"<br>{escape(line)}" for line in ahead.lines)
+    dependence = recording.dependence
+    because = [dependence.sentence, dependence.advice] if dependence else []
+    said = "".join(f"<br>{escape(line)}" for line in [*because, *ahead.lines])
     return (
         f"<p><b>{escape(header.gpu_name)}</b> ({escape(header.source)}): <b>{verdict}</b><br>{peaks}{where}{said}</p>"
     )

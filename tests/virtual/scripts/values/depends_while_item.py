@@ -1,7 +1,9 @@
 import torch
-model = torch.nn.Linear(4, 4).cuda(); opt = torch.optim.SGD(model.parameters(), 0.1)
-x = torch.randn(8, 4, device="cuda")
-loss = model(x).square().mean()
+
+model = torch.nn.Linear(4, 4).cuda()
+loss, rounds = model(torch.randn(8, 4, device="cuda")).square().mean(), 0
 while loss.item() > 1e-3:
-    opt.zero_grad(); loss = model(x).square().mean(); 
+    rounds += 1
+    if rounds % 5000 == 0:
+        loss = model(torch.randn(8, 4, device="cuda")).square().mean()
 print("never")
