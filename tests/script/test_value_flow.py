@@ -142,7 +142,7 @@ ENDLESS = {
     "its test": "while read() > 0.5:\n    {stop}",
     "a name": "x = read()\nwhile x > 0.5:\n    x = read()\n    {stop}",
     "a break": "while True:\n    x = read()\n    {stop}\n    if x < 0.5:\n        break",
-    "a return": "def f():\n    while True:\n        for _ in [1]:\n            if read() < 0.5:\n                return\n        {stop}\nf()",
+    "a return": "def f():\n  while True:\n    for _ in [1]:\n      if read() < 0.5:\n        return\n    {stop}\nf()",
     "a call": "def step():\n    return read()\nwhile not step() < 0.5:\n    {stop}",
     "either": "import itertools\nfor _ in itertools.count():\n    if read() < 0.5:\n        break\n    {stop}",
 }
