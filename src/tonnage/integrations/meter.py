@@ -75,6 +75,10 @@ class VirtualMeter:
         asked = [oom.allocated_bytes + oom.requested_bytes for oom in device.ooms]
         return max([device.memory_stats()["allocated_bytes.all.peak"], *asked])
 
+    def dependence(self, error: BaseException) -> str:
+        """Return on which value that a virtual GPU does not have an error depends; "" if on none."""
+        return self._session.stand_ins.told_of(error)
+
     def recording(self, error: BaseException | None = None) -> Recording:
         """Return the recording of the card; `error` is what ended the code, if anything."""
         session = self._session
@@ -120,6 +124,10 @@ class CudaMeter:
 
     def _busiest(self) -> int:
         return max(range(len(self._before_bytes)), key=self._grown_bytes)
+
+    def dependence(self, error: BaseException) -> str:
+        """Return "": a real GPU has all values."""
+        return ""
 
     def recording(self, error: BaseException | None = None) -> Recording:
         """Return the recording of the GPU whose memory grew most."""

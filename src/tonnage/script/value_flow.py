@@ -91,9 +91,9 @@ class _Source:
     constructors: dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
 
     @classmethod
-    def of(cls, file: str, variables: dict[str, Any]) -> "_Source | None":
+    def of(cls, file: str, lines: list[str]) -> "_Source | None":
         try:
-            tree = ast.parse("".join(linecache.getlines(file, variables)))
+            tree = ast.parse("".join(lines))
         except (SyntaxError, ValueError, RecursionError):
             return None
         source = cls(file, tree, {}, {}, set(), {}, {})
@@ -185,14 +185,17 @@ def _end(node: ast.AST) -> tuple[int, int]:
     return (1 << 30, 0)
 
 
-_sources: dict[str, _Source | None] = {}
+# By file: the lines that were read (a notebook's cell may have others under the same name), and what they are.
+_sources: dict[str, tuple[list[str], _Source | None]] = {}
 
 
 def _source(code: CodeType, variables: dict[str, Any] | None = None) -> _Source | None:
     file = code.co_filename
-    if file not in _sources:
-        _sources[file] = _Source.of(file, variables or {})
-    return _sources[file]
+    lines = linecache.getlines(file, variables)
+    known = _sources.get(file)
+    if known is None or known[0] is not lines:
+        known = _sources[file] = lines, _Source.of(file, lines)
+    return known[1]
 
 
 @dataclass

@@ -91,8 +91,10 @@ class VirtualGpu:
         self._session.open()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._session
+        if error is not None and (dependence := self._session.stand_ins.told_of(error)):
+            error.add_note(dependence)
         self._session.close()
 
     @property

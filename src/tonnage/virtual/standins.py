@@ -196,6 +196,11 @@ class StandIns:
                 self.dependence = self._dependence(cause, f"{type(error).__name__}: {error}")
         return self.dependence.sentence if self.dependence else ""
 
+    def told_of(self, error: BaseException) -> str:
+        """Return what an error depends on and what to do, for those who catch it; "" if on nothing."""
+        sentence = self.explain(error)
+        return f"It {sentence}.\n{self.dependence.advice}" if sentence and self.dependence else ""
+
     def _dependence(self, cause: Cause, error: str) -> Dependence:
         place = next(place for place in self._places.values() if place.read == cause.read)
         return Dependence(
