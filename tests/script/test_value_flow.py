@@ -136,6 +136,14 @@ def test_the_test_that_a_value_decides_is_named(text: str, decided: tuple[str, i
     assert error is None
     found = Flow([read]).decides(read)
     assert (found and (found[0], found[2])) == decided
+    assert Flow([read], is_quick=True).decides(read) == found
+
+
+def test_a_method_is_looked_at_by_itself(tmp_path: Path) -> None:
+    text = "import sys\nclass A:\n    def ask(self, n):\n        x = read()\n        if x > n:\n            pass\nA().ask(5)"
+    (read,), _ = run(text, tmp_path)
+    found = Flow([read], is_quick=True).decides(read)
+    assert found and (found[0], found[2]) == ("if", 5)
 
 
 ENDLESS = {

@@ -13,9 +13,11 @@ Where it does not know, it finds no dependence: an error is then the script's ow
 """
 
 import ast
+import inspect
 import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -92,10 +94,28 @@ class _Source:
 
     @classmethod
     def of(cls, file: str, lines: list[str]) -> "_Source | None":
+        """Return the whole file; None if it is no Python, or too large."""
+        return cls._parsed(file, "".join(lines), 0)
+
+    @classmethod
+    def of_function(cls, code: CodeType, lines: list[str]) -> "_Source | None":
+        """Return the text of one function, which is much faster for the large files of libraries."""
+        first = code.co_firstlineno - 1
+        block = inspect.getblock(lines[first:])
+        if not block:
+            return None
+        if block[0][:1].isspace():  # a method, below a line that lets it be indented
+            return cls._parsed(code.co_filename, "".join(["if True:\n", *block]), first - 1)
+        return cls._parsed(code.co_filename, "".join(block), first)
+
+    @classmethod
+    def _parsed(cls, file: str, text: str, lines_before: int) -> "_Source | None":
         try:
-            tree = ast.parse("".join(lines))
+            tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError):
             return None
+        if lines_before:
+            ast.increment_lineno(tree, lines_before)
         source = cls(file, tree, {}, {}, set(), {}, {})
         for count, node in enumerate(ast.walk(tree)):
             if count > _MOST_NODES:
@@ -185,16 +205,20 @@ def _end(node: ast.AST) -> tuple[int, int]:
     return (1 << 30, 0)
 
 
-# By file: the lines that were read (a notebook's cell may have others under the same name), and what they are.
-_sources: dict[str, tuple[list[str], _Source | None]] = {}
+# By file, and by the first line of a function: the lines that were read (a notebook's cell may have others under the same
+# name), and what they are.
+_sources: dict[tuple[str, int], tuple[list[str], _Source | None]] = {}
 
 
-def _source(code: CodeType, variables: dict[str, Any] | None = None) -> _Source | None:
-    file = code.co_filename
-    lines = linecache.getlines(file, variables)
-    known = _sources.get(file)
+def _source(code: CodeType, variables: dict[str, Any] | None = None, *, is_quick: bool = False) -> _Source | None:
+    """Return the source of a code object's file or, if `is_quick`, of its function."""
+    lines = linecache.getlines(code.co_filename, variables)
+    is_part = is_quick and not code.co_name.startswith("<")
+    key = code.co_filename, code.co_firstlineno if is_part else 0
+    known = _sources.get(key)
     if known is None or known[0] is not lines:
-        known = _sources[file] = lines, _Source.of(file, lines)
+        found = _Source.of_function(code, lines) if is_part else _Source.of(code.co_filename, lines)
+        known = _sources[key] = lines, found
     return known[1]
 
 
@@ -209,7 +233,9 @@ class _Values:
 class Flow:
     """Follows the values of some reads through the source of the functions that read them and that got them."""
 
-    def __init__(self, reads: Sequence[Read]) -> None:
+    def __init__(self, reads: Sequence[Read], *, is_quick: bool = False) -> None:
+        """Follow these reads, later ones last; `is_quick` looks at one function at a time, not at whole files."""
+        self._is_quick = is_quick
         self._seeds: dict[ast.AST, _Origin] = {}
         self._scopes: dict[ast.AST, _Values] = {}
         self._files: dict[ast.AST, _Source] = {}
@@ -222,7 +248,7 @@ class Flow:
         origin = _Origin(read, read.kind)
         changed: list[tuple[_Source, Scope]] = []
         for code, offset in read.places[:_DEEPEST]:
-            source = _source(code)
+            source = _source(code, is_quick=self._is_quick)
             node = source.node_at(code, offset) if source else None
             if source is None or node is None:
                 return
@@ -486,19 +512,13 @@ class Flow:
 
     def decides(self, read: Read) -> tuple[str, str, int] | None:
         """Return the statement ("if", "while", "assert") that a read decides, with its file and line."""
-        for code, _ in read.places[:_DEEPEST]:
-            source = _source(code)
-            if source is None:
-                continue
-            for scope, of in list(self._files.items()):
-                if of is not source:
-                    continue
-                for node in _own_nodes(scope):
-                    if isinstance(node, _TESTED):
-                        found = self.origin(source, node.test)
-                        if found and found.read == read:
-                            name = "if" if isinstance(node, ast.IfExp) else type(node).__name__.lower()
-                            return name, source.file, node.lineno
+        for scope, source in list(self._files.items()):
+            for node in _own_nodes(scope):
+                if isinstance(node, _TESTED):
+                    found = self.origin(source, node.test)
+                    if found and found.read == read:
+                        name = "if" if isinstance(node, ast.IfExp) else type(node).__name__.lower()
+                        return name, source.file, node.lineno
         return None
 
     def cause_of(self, error: BaseException, skipped: Sequence[str] = ()) -> Cause | None:
@@ -668,14 +688,24 @@ def _last_name(node: ast.AST | None) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function without those of functions and classes defined in it."""
-    waiting = list(ast.iter_child_nodes(scope))
+@lru_cache(maxsize=8192)
+def _own_nodes(scope: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a function without those of functions and classes defined in it, in their order."""
+    found: list[ast.AST] = []
+    waiting = list(ast.iter_child_nodes(scope))[::-1]
     while waiting:
-        node = waiting.pop(0)
-        yield node
+        node = waiting.pop()
+        found.append(node)
         if not isinstance(node, _SCOPES):
-            waiting[:0] = ast.iter_child_nodes(node)
+            waiting += list(ast.iter_child_nodes(node))[::-1]
+    return tuple(found)
+
+
+@lru_cache(maxsize=2048)
+def _bound_names(scope: ast.AST) -> frozenset[str]:
+    return frozenset(
+        node.id for node in _own_nodes(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
 
 
 def _binds(scope: ast.AST, name: str) -> bool:
@@ -685,9 +715,7 @@ def _binds(scope: ast.AST, name: str) -> bool:
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         if any(argument is not None and argument.arg == name for argument in every):
             return True
-    return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in _own_nodes(scope)
-    )
+    return name in _bound_names(scope)
 
 
 def _exits(source: _Source, loop: ast.AST) -> list[ast.AST]:

@@ -146,13 +146,16 @@ class StandIns:
 
     def _place(self, what: str, dtype: str, line: str, kind: str = "") -> tuple[_Place, list[FrameType]]:
         frames = script_frames(sys._getframe(2))
-        key: tuple[int | str, ...] = (what, *(part for f in frames for part in (id(f.f_code), f.f_lasti)))
-        place = self._places.get(key)
+        key: list[int | str] = [what]
+        for frame in frames:
+            key.append(id(frame.f_code))
+            key.append(frame.f_lasti)
+        place = self._places.get(tuple(key))
         if place is None:
             places: Places = tuple((frame.f_code, frame.f_lasti) for frame in frames)
             place = _Place(Read(places, kind or _kind_of(what, dtype)), what, dtype, line)
             if len(self._places) < _MOST_PLACES:
-                self._places[key] = place
+                self._places[tuple(key)] = place
         self._order += 1
         place.order = self._order
         return place, frames
@@ -161,13 +164,14 @@ class StandIns:
         """Whether this read keeps a loop going that has run long enough, and that only unknown values can end."""
         if place.count % _LOOKS or place.is_endless is False:
             return False
-        now_s = time.monotonic()
+        gone_on_s = time.monotonic() - place.began_s
+        if place.count < PATIENCE and gone_on_s < _ALIKE_S / 2:
+            return False
         blocks, held_bytes = self._held()
         place.rounds.append((blocks - place.seen_blocks, held_bytes))
         place.seen_blocks = blocks
         del place.rounds[:-_ALIKE_ROUNDS]
         is_alike = len(place.rounds) == _ALIKE_ROUNDS and len(set(place.rounds)) == 1
-        gone_on_s = now_s - place.began_s
         is_long = place.count >= PATIENCE or gone_on_s > _LONGEST_S or (is_alike and gone_on_s > _ALIKE_S)
         if not is_long:
             return False
@@ -241,7 +245,7 @@ class StandIns:
             key = place.what, place.dtype, place.line
             if key in found or key not in self._reads:
                 continue
-            decides = Flow([place.read]).decides(place.read)
+            decides = Flow([place.read], is_quick=True).decides(place.read)
             if decides is not None:
                 statement, file, line = decides
                 found[key] = f"{statement} at {place_name(file, line)}"
@@ -252,12 +256,21 @@ class StandIns:
         return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]
 
 
+_counts: dict[str, bool] = {}  # by file: whether its frames are the script's or a library's
+
+
 def script_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames that a script runs, innermost first, without those of Tonnage and of torch's dispatcher."""
     frames: list[FrameType] = []
-    while frame is not None and frame.f_code.co_filename != RUNNER and len(frames) < _DEEPEST:
+    while frame is not None and len(frames) < _DEEPEST:
         file = frame.f_code.co_filename
-        if not file.startswith(OWN_FOLDER) and not any(part in file for part in _LIBRARY_FRAMES):
+        if file == RUNNER:
+            break
+        counts = _counts.get(file)
+        if counts is None:
+            is_library = any(part in file for part in _LIBRARY_FRAMES)
+            counts = _counts[file] = not (is_library or file.startswith(OWN_FOLDER))
+        if counts:
             frames.append(frame)
         frame = frame.f_back
     return frames
