@@ -88,7 +88,10 @@ def test_value(net):
     )
     done.assert_outcomes(failed=2)
     done.stdout.fnmatch_lines(
-        ["It depends on values that a prediction does not have: the assertion at test_memory.py:25 fails*", "*number=0*"]
+        [
+            "It depends on values that a prediction does not have: the assertion at test_memory.py:25 fails*",
+            "*number=0*",
+        ]
     )
     done.stdout.fnmatch_lines(
         ["E * torch.OutOfMemoryError: CUDA out of memory*", "GPU memory: needed at least * GiB, *"]

@@ -1,6 +1,7 @@
 """The answer that keeps a program from raising, read from the frames that ask."""
 
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ class Flag:
     def __bool__(self) -> bool:
         frames = []
         frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != "answer_to":
+        while frame is not None and frame.f_code.co_name != "answer_to" and len(frames) < 20:
             frames.append(frame)
             frame = frame.f_back  # type: ignore[assignment]
         FRAMES.append(answer_without_error(frames))
@@ -84,3 +85,29 @@ def test_other_tests_enter_no_loop(name: str) -> None:
     with suppress(ValueError, AssertionError):
         getattr(flag_programs, name)(flag)
     assert flag.answers and True not in flag.answers
+
+
+class Checker:
+    """A class whose method raises, and that refers to something that must not be kept."""
+
+    def fail(self) -> None:
+        raise ValueError
+
+    def check(self, flag: object) -> object:
+        held = Held()
+        if not flag:
+            self.fail()
+        gone = weakref.ref(held)
+        del held
+        return gone()
+
+
+class Held:
+    """Something that a function drops."""
+
+
+def test_asking_keeps_nothing_of_what_a_function_drops() -> None:
+    flag = Flag()
+    FRAMES.clear()
+    assert Checker().check(flag) is None
+    assert FRAMES == [True]

@@ -5,7 +5,7 @@ import reprlib
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,16 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
     for mark in marks:
         if mark.kind == "step" and not mark.name.isdecimal():
             raise ValueError(f"it has a step {mark.name!r}")
+    stand_ins = [StandIn(*row) for row in rows("stand_in")]
+    stand_ins[: len(tests)] = [
+        replace(stand_in, decides=test) for stand_in, test in zip(stand_ins, tests, strict=False)
+    ]
     return Recording(
         header=record_of(Header, values, "header"),
         allocations=allocations,
         segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
         marks=marks,
-        stand_ins=[StandIn(*row, tests.pop(0) if tests else "") for row in rows("stand_in")],
+        stand_ins=stand_ins,
         notes=[Note(*row) for row in rows("note")],
         oom=next((record_of(FailedRequest, decoded(value), "failed request") for (value,) in rows("oom")), None),
         host=host_memory(decoded(host)) if host else None,

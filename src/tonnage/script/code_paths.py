@@ -9,9 +9,11 @@ Not followed: flags in containers, attributes and arithmetic, and comparisons of
 """
 
 import dis
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -242,7 +244,8 @@ def _callee(paths: Paths, call: int, frame: FrameType) -> Any:
             continue
         if not names and instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"):
             names.append(str(instruction.argval))
-            owner = _variable(frame, names[0])
+            is_local = instruction.opname in ("LOAD_FAST", "LOAD_DEREF")
+            owner = _local(frame, names[0]) if is_local else _global(frame, names[0])
         elif names and instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and isinstance(instruction.argval, str):
             names.append(instruction.argval)
             owner = getattr(owner, names[-1], None) if owner is not None else None
@@ -253,11 +256,17 @@ def _callee(paths: Paths, call: int, frame: FrameType) -> Any:
     return owner
 
 
-def _variable(frame: FrameType, name: str) -> Any:
-    for variables in (frame.f_locals, frame.f_globals, frame.f_builtins):
-        if name in variables:
-            return variables[name]
-    return None
+def _local(frame: FrameType, name: str) -> Any:
+    variables = frame.f_locals
+    value = variables.get(name)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        # NOTE: the frame keeps this copy of its variables, and with it tensors that the script drops.
+        variables.clear()
+    return value
+
+
+def _global(frame: FrameType, name: str) -> Any:
+    return frame.f_globals.get(name, frame.f_builtins.get(name))
 
 
 def _ends(function: Any, depth: int) -> bool:

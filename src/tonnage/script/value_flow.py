@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.script.code_paths import EXITS
 
@@ -50,6 +50,9 @@ _DEEPEST = 24
 _MOST_NODES = 400_000
 
 
+CauseKind = Literal["assert", "raise", "exit", "error", "loop"]
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """A value that was read: where, and of what kind it was ("float", "int", "flag", "values", "size")."""
@@ -64,7 +67,7 @@ class Cause:
 
     file: str
     line: int
-    how: str  # "assert", "raise", "exit" or "error"
+    how: CauseKind
     read: Read
 
 
@@ -562,8 +565,9 @@ class Flow:
             for guard in guards:
                 found = self.origin(source, guard)
                 if found and found.kind != "text":
-                    how = "exit" if isinstance(error, SystemExit) else "raise"
-                    how = "assert" if isinstance(statement, ast.Assert) else how
+                    how: CauseKind = "exit" if isinstance(error, SystemExit) else "raise"
+                    if isinstance(statement, ast.Assert):
+                        how = "assert"
                     return Cause(source.file, getattr(node, "lineno", 0), how, found.read)
             if guards:
                 return None
@@ -747,7 +751,10 @@ def _guards(source: _Source, node: ast.AST, within: ast.AST | None) -> list[ast.
         if isinstance(parent, (ast.If, ast.IfExp)) and inner is not parent.test:
             tests.append(parent.test)
         elif isinstance(parent, ast.BoolOp):
-            tests += parent.values[: parent.values.index(inner)] if inner in parent.values else []  # type: ignore[arg-type]
+            for value in parent.values:
+                if value is inner:
+                    break
+                tests.append(value)
         elif isinstance(parent, _LOOPS) and inner in parent.orelse:
             for exit_ in _exits(source, parent):
                 tests += _guards(source, exit_, parent)
