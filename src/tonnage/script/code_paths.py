@@ -13,7 +13,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from inspect import CO_OPTIMIZED
+from inspect import CO_OPTIMIZED, getattr_static
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -24,7 +24,6 @@ _STOPS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "YIELD_V
 _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 _ALWAYS_JUMP = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"})
 _FILLERS = frozenset({"NOP", "EXTENDED_ARG", "NOT_TAKEN", "PRECALL", "TO_BOOL", "RESUME", "COPY_FREE_VARS"})
-_DEEPEST_CALL = 3
 _LONGEST_WALK = 200  # instructions that a flag is followed for
 
 Continues = Callable[[int], bool]  # whether the call at an instruction returns
@@ -223,7 +222,7 @@ def _asker(paths: Paths, frame: FrameType) -> Continues:
         after = paths.instructions[call + 1].opname if call + 1 < len(paths.instructions) else ""
         if after not in ("POP_TOP", "RETURN_VALUE"):
             return True  # its value is used
-        return not _ends(_callee(paths, call, frame), _DEEPEST_CALL)
+        return not _ends(_callee(paths, call, frame))
 
     return returns
 
@@ -248,7 +247,7 @@ def _callee(paths: Paths, call: int, frame: FrameType) -> Any:
             owner = _local(frame, names[0]) if is_local else _global(frame, names[0])
         elif names and instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and isinstance(instruction.argval, str):
             names.append(instruction.argval)
-            owner = getattr(owner, names[-1], None) if owner is not None else None
+            owner = getattr_static(owner, names[-1], None)  # calls nothing of the script's
         else:
             break
     if names and names[-1] in EXITS:
@@ -269,14 +268,13 @@ def _global(frame: FrameType, name: str) -> Any:
     return frame.f_globals.get(name, frame.f_builtins.get(name))
 
 
-def _ends(function: Any, depth: int) -> bool:
+def _ends(function: Any) -> bool:
     """Whether a function never returns."""
     if isinstance(function, str):
         return True
-    function = getattr(function, "__wrapped__", function)
-    if isinstance(function, MethodType):
+    if isinstance(function, MethodType | staticmethod | classmethod):
         function = function.__func__
-    if not isinstance(function, FunctionType) or not depth:
+    if not isinstance(function, FunctionType):
         return False
     code = function.__code__
     if code.co_flags & 0x2A0:  # generators and coroutines return before they run
