@@ -77,9 +77,22 @@ def test_a_card_that_is_too_small_keeps_the_test_s_own_error(pytester: pytest.Py
 @pytest.mark.gpu_memory("1 GiB", card="t4")
 def test_oom(net):
     train(net, 2**19)
+
+@pytest.mark.gpu_memory("1 GiB", card="t4")
+def test_value(net):
+    out = net(torch.randn(4, 1024, device="cuda"))
+    assert torch.isfinite(out).all() and (out < 1e3).all()
+    value = out.mean().item()
+    assert value < 0.5
 """,
     )
-    done.assert_outcomes(failed=1)
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(
+        [
+            "It depends on values that a prediction does not have: the assertion at test_memory.py:25 fails*",
+            "*number=0*",
+        ]
+    )
     done.stdout.fnmatch_lines(
         ["E * torch.OutOfMemoryError: CUDA out of memory*", "GPU memory: needed at least * GiB, *"]
     )

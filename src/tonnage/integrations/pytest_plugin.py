@@ -97,6 +97,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         # name, because a test without torch should not import it.
         if type(error).__name__ == "OutOfMemoryError":
             item.add_report_section("call", "GPU memory", gate.words(error))
+        elif words := gate.meter.dependence(error):
+            item.add_report_section("call", "values of the virtual GPU", words)
         raise
     item.user_properties.append(("gpu_memory_bytes", gate.meter.peak_bytes()))
     if gate.meter.peak_bytes() > gate.limit_bytes:

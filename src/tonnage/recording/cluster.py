@@ -253,6 +253,6 @@ def ended_in_error(path: Path) -> bool:
         with opened(path) as (database, version):
             table = "cluster" if is_of_cluster(version) else "header"
             row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
-            return row is not None and decoded(row[0]) == "error"
+            return row is not None and decoded(row[0]) in ("error", "depends")
     except BadRecording:
         return False

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from tonnage.errors import ScriptNotFound, TonnageError
-from tonnage.recording.records import Outcome
+from tonnage.recording.records import DEPENDS_STATUS, Outcome
 from tonnage.script.exit_handlers import exit_handlers_at_end
 
 Kind = Literal["script", "module", "notebook"]
@@ -34,9 +34,9 @@ _NO_TRITON = (
     "virtual one its kernels are counted and not run."
 )
 RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
-_OWN = os.path.dirname(os.path.dirname(RUNNER)) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.dirname(RUNNER)) + os.sep
 _INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that went through C++ (native/bridge.h)
-_DEVICE = _OWN + "virtual" + os.sep
+_DEVICE = OWN_FOLDER + "virtual" + os.sep
 _SOON_S, _LONGEST_S = 0.005, 2.0
 
 
@@ -140,8 +140,12 @@ def run_as_main(
     torch: Any,
     around: AbstractContextManager[Any] | None = None,
     told_elsewhere: tuple[type[BaseException], ...] = (),
+    explain: Callable[[BaseException], str] = lambda error: "",
 ) -> Ending:
-    """Run a program to its end, however it ends, inside `around`. Errors in `told_elsewhere` are not printed."""
+    """Run a program to its end, however it ends, inside `around`. Errors in `told_elsewhere` are not printed.
+
+    `explain` says on what value that a virtual GPU does not have an error depends, if on any.
+    """
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
         with (
@@ -158,6 +162,8 @@ def run_as_main(
     except SystemExit as error:
         if error.code is None or error.code == 0:
             return Ending("ok")
+        if dependence := explain(error):
+            return Ending("depends", DEPENDS_STATUS, dependence)
         if isinstance(error.code, int):
             return Ending("error", error.code, f"exit status {error.code}")
         print(error.code, file=sys.stderr)
@@ -175,6 +181,8 @@ def run_as_main(
             shortage = shortage.__cause__
         if shortage:
             return Ending("oom", 1, str(shortage))
+        if dependence := explain(error):
+            return Ending("depends", DEPENDS_STATUS, dependence)
         hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
         return Ending("error", 1, " ".join(filter(None, [f"{type(error).__name__}: {error}", hint])))
     finally:
@@ -236,4 +244,4 @@ def _show(error: BaseException) -> None:
 
 def is_ours(path: str) -> bool:
     """Whether frames of this file are ours or runpy's, not the script's."""
-    return path.startswith(_OWN) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"
+    return path.startswith(OWN_FOLDER) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"

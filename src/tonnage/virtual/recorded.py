@@ -98,6 +98,11 @@ class RecordedDevice:
         if self.attribution.host:
             self.attribution.host.card_used()
 
+    def held(self) -> tuple[int, int]:
+        """Return how many blocks were made so far, and the bytes that are held now."""
+        self.drain()
+        return len(self.allocations), self.memory_stats()["allocated_bytes.all.current"]
+
     def drain(self) -> None:
         """Process all pending events; only a device that keeps a log has some."""
 

@@ -137,6 +137,9 @@ def where(recording: Recording) -> str:
 def failure(recording: Recording) -> str:
     """Return what ended the run early, if anything."""
     oom, header = recording.oom, recording.header
+    if recording.dependence is not None:
+        words = f"{recording.dependence.sentence}. {recording.dependence.advice}"
+        return f'<p class="failure">{text(words, 2000)}</p>'
     if oom is None:
         return f'<p class="failure">{text(header.error, 2000)}</p>' if header.error else ""
     maker = ", ".join(filter(None, (oom.operator.removeprefix("aten::"), oom.module)))
