@@ -28,7 +28,7 @@ def command(words: list[str]) -> int:
     from tonnage.models.files import find_folder
 
     folder = find_folder(options.model, online=options.online)
-    from tonnage.serve.server.running import listen, serve
+    from tonnage.serve.server.running import listen, serve, url_of
 
     socket = listen(options.host, options.port)
     engine = _engine(str(folder), options)
@@ -42,11 +42,16 @@ def command(words: list[str]) -> int:
 
         write_json(options.json, card_figures(engine.card))
     print_lines(["", *card_lines(engine.card, model=name)], stream)
-    port = socket.getsockname()[1]
-    print(f"\n  serving {name} on http://{options.host}:{port}/v1", file=stream, flush=True)
-    if options.host not in _LOOPBACK and not keys:
-        print("  no key is set: whoever reaches this address can use it (--api-key)", file=sys.stderr, flush=True)
-    serving = serve(engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream)
+
+    def tell() -> None:
+        print(f"\n  serving {name} on {url_of(options.host, socket)}/v1", file=stream, flush=True)
+        if options.host not in _LOOPBACK and not keys:
+            words = "  no key is set: whoever reaches this address can use it (--api-key)"
+            print(words, file=sys.stderr, flush=True)
+
+    serving = serve(
+        engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream, ready=tell
+    )
     if not asyncio.run(serving):
         print("tonnage: A step has not come to its end; it is left behind.", file=sys.stderr, flush=True)
         os._exit(1)  # an orderly end would wait for the device
