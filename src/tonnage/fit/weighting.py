@@ -13,6 +13,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from tonnage.errors import RequestError
+from tonnage.fit.checks import check_steppable
 from tonnage.fit.denominators import LossCalls, RecordedLosses, target_weightings
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
 from tonnage.fit.modules import eagerly, kept_modes, undisturbed
@@ -75,7 +77,7 @@ def find_weighting(
             with noted_autocast(training, seen):
                 calls = _check_repeats(training)
             return _established(training, likely, calls, by_losses=by_losses, narrow=seen[0] if seen else narrow)
-        except (NotApplicable, torch.OutOfMemoryError):
+        except (NotApplicable, RequestError, torch.OutOfMemoryError):
             raise
         except Exception as problem:
             if by_losses:  # other ranks wait for it
@@ -306,7 +308,9 @@ def _check_repeats(training: Training) -> LossCalls:
     for seed in (0, 1):
         torch.manual_seed(seed)
         with training.forward_pass(), RecordedLosses() as recorded:  # with gradients, which a loss may request itself
-            losses.append(float(training.loss(training.model, rows).detach()))
+            loss = training.loss(training.model, rows)
+        check_steppable(loss)
+        losses.append(float(loss.detach()))
     for name, buffer in training.model.named_buffers():
         if name not in before or not torch.equal(buffer, before[name]):
             raise NotApplicable(

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from tonnage.errors import ScriptNotFound, TonnageError
+from tonnage.errors import NotModelled, ScriptNotFound, TonnageError
 from tonnage.recording.records import Outcome
 
 Kind = Literal["script", "module", "notebook"]
@@ -217,7 +217,16 @@ def _interrupts_outside_the_device() -> Iterator[None]:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback as Python would, without our own frames and those that ran the script."""
+    """Print the traceback as Python would, without our own frames and those that ran the script.
+
+    An error of Tonnage's own that nothing else caused says all in words; of the traceback, the script's line is shown.
+    """
+    if isinstance(error, TonnageError) and not isinstance(error, NotModelled) and error.__cause__ is None:
+        print(f"tonnage: {error.words}", file=sys.stderr)
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
+        if own:
+            print(f"  at {os.path.basename(own[-1].filename)}:{own[-1].lineno}  {own[-1].line}", file=sys.stderr)
+        return
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:
