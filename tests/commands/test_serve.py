@@ -227,3 +227,12 @@ def test_without_fastapi_the_hint_says_what_to_install(folder: Path, monkeypatch
 def test_budgets_are_shares_or_sizes() -> None:
     assert _budget("0.9") == 0.9 and _budget("1") == 1.0
     assert _budget("60 GiB") == "60 GiB" and _budget("4096") == "4096"
+    assert _budget("90%") == 0.9 and _budget(" 50 %") == 0.5
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RequestError, match=f"--device {device} is no") as caught:
+        command([str(folder), "--port", "0", "--device", device])
+    assert "cpu" in caught.value.hint

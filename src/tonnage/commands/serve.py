@@ -87,9 +87,12 @@ def _engine(folder: str, options: Namespace) -> "Engine":
 
 
 def _budget(text: str) -> float | str:
-    """A plain number up to 1 is a share; all else is a size."""
+    """A plain number up to 1 or a percentage is a share; all else is a size."""
+    number, is_percentage = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        share = float(text)
+        share = float(number)
     except ValueError:
         return text
+    if is_percentage:
+        return share / 100
     return share if share <= 1 else text
