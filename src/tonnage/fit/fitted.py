@@ -151,7 +151,7 @@ def apply_plan(training: Training, plan: FitPlan, *, weighting: Weighting = "aut
                     f"The plan was made with torch {plan.torch or 'of an unknown version'} for {plan.device}: blocks that "
                     "keep some of their operators there are recomputed whole here, which takes less memory and more time "
                     "than it says.",
-                    stacklevel=3,
+                    stacklevel=5,  # the line that calls tonnage.fit
                 )
             technique = replace(technique, modes=modes)
         techniques.append(technique)
@@ -200,7 +200,7 @@ def prove_plan(fitted: Fitted) -> None:
         fitted.proof = prove_first(applied, most_rows=most_rows)
     except NotProven as problem:
         fitted.not_proven = str(problem)
-        warnings.warn(f"The plan is applied, and not proven: {problem.words}", stacklevel=4)
+        warnings.warn(f"The plan is applied, and not proven: {problem.words}", stacklevel=5)
     except NotTheSame as problem:
         culprit = culprit_of(applied)
         fitted.undo()
