@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.allocator.settings import VARIABLES
+from tonnage.garbage import watch_collections
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
@@ -59,6 +60,7 @@ class Session:
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
+        self._undo.append(watch_collections())
         # Imports torch, which must come after what replaces CUDA.
         from tonnage.virtual.compiling import source_of
 
