@@ -22,6 +22,7 @@ class _OwnObjects:
         self._raised = 0  # the one that is set instead
 
     def start(self) -> None:
+        self.stop()
         self.is_watching = True
         self.count = gc.get_count()[0]  # of preparations
         self._threshold = self._raised = gc.get_threshold()[0]

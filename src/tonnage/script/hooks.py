@@ -88,10 +88,11 @@ def _compile(who: Attribution, plain: Any, /, model: Any = None, **options: Any)
         if torch.compiler.is_compiling() or _is_traced():
             return compiled(*arguments, **keywords)
         who.function_starts(model, call, arguments, keywords)
-        output = None
+        output = None  # if it fails
         try:
-            output = compiled(*arguments, **keywords)
-            return output
+            result = compiled(*arguments, **keywords)
+            output = () if result is None else result
+            return result
         finally:
             who.function_ends(output)
 
