@@ -11,7 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.allocator.settings import VARIABLES
+<<<<<<< HEAD
 from tonnage.errors import RequestError
+=======
+from tonnage.garbage import watch_collections
+>>>>>>> attribution
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
@@ -60,6 +64,7 @@ class Session:
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
+        self._undo.append(watch_collections())
         # Imports torch, which must come after what replaces CUDA.
         from tonnage.virtual.compiling import source_of
 
