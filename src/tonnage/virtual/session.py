@@ -11,11 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.allocator.settings import VARIABLES
-<<<<<<< HEAD
 from tonnage.errors import RequestError
-=======
 from tonnage.garbage import watch_collections
->>>>>>> attribution
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
