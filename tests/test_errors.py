@@ -103,7 +103,7 @@ def test_what_caused_an_error_is_shown_with_its_traceback(tmp_path: Path, capsys
     )
     run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
     shown = capsys.readouterr().err
-    assert "ZeroDivisionError: division by zero" in shown and "script.py\", line 5" in shown
+    assert "ZeroDivisionError: division by zero" in shown and 'script.py", line 5' in shown
 
 
 def test_what_a_file_says_of_itself_moves_no_cursor_and_stays_short() -> None:

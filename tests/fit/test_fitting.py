@@ -10,6 +10,7 @@ import torch
 import tonnage
 from fit import virtual_fits
 from fit.cases import CASES, assert_same_parameters, build_training, take_step
+from tonnage.fit.fitting import allowed_names
 from tonnage.fit.survey.stages import candidate_rows
 
 
@@ -144,3 +145,9 @@ def test_candidates_are_divisors_or_halves() -> None:
     assert candidate_rows(6, divisible=True) == [1, 2, 3, 6]
     assert candidate_rows(64, divisible=True) == [1, 2, 4, 8, 16, 32, 64]
     assert candidate_rows(64, divisible=False) == [8, 64]
+
+
+def test_one_name_needs_no_list() -> None:
+    names = allowed_names(True, "fp8", "compile")
+    assert names == allowed_names(True, ["fp8"], ["compile"])
+    assert "fp8" in names and "compile" not in names

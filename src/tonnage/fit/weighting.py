@@ -9,6 +9,7 @@ rows by chance. It does not know how gradients are stored or stepped.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +149,7 @@ def _fitting(
     # Copies with uneven padding: zeros in integers and masks, and more ignored labels if there are any.
     copies = [_thinned(chosen, _is_padded_with_zeros, 0)]
     for ignored in sorted(calls.ignored - {0}):
-        copies.append(_thinned(chosen, lambda tensor, label=ignored: _holds(tensor, label), ignored))
+        copies.append(_thinned(chosen, partial(_holds, label=ignored), ignored))
     if not calls.explain_denominator:
         copies.append(_relabelled(chosen, training.sample))
     for batch in (batch for batch in copies if batch is not None):
@@ -305,9 +306,10 @@ def _check_repeats(training: Training) -> LossCalls:
     rows = take_rows(training.sample, unlike_rows(training.sample, 2))
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     losses = []
+    recorder = RecordedLosses()
     for seed in (0, 1):
         torch.manual_seed(seed)
-        with training.forward_pass(), RecordedLosses() as recorded:  # with gradients, which a loss may request itself
+        with training.forward_pass(), recorder:  # with gradients, which a loss may request itself
             loss = training.loss(training.model, rows)
         check_steppable(loss)
         losses.append(float(loss.detach()))
@@ -323,4 +325,4 @@ def _check_repeats(training: Training) -> LossCalls:
             "micro-batches draw others than the whole batch.",
             hint='Accept that with dropout="resampled", or leave micro-batches out.',
         )
-    return recorded.calls
+    return recorder.calls
