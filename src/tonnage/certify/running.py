@@ -7,11 +7,13 @@ from tonnage.certify.memo import Memo
 from tonnage.certify.program import RecordedProgram, Unfaithful
 from tonnage.hardware import Gpu
 from tonnage.recording.records import Dependence
+from tonnage.recording.writes import ScriptWrites
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import Stopped
 from tonnage.virtual.imports import quick_imports
+from tonnage.virtual.redirect import Redirection
 
 
 @dataclass
@@ -27,13 +29,15 @@ class TrainingResult:
     notes: list[str]
     torch: str
     torch_version: tuple[int, int]
+    writes: ScriptWrites | None = None
 
 
 def run_training(
     script: Program, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, epochs: int = 0, steps: int = 0,
-    replays: bool = True, progress: Callable[[Memo], None] | None = None,
+    replays: bool = True, progress: Callable[[Memo], None] | None = None, redirection: Redirection | None = None,
 ) -> TrainingResult:  # fmt: skip
     """Run the script to its end, or for some epochs or steps."""
+    redirection = redirection or Redirection()
     session, program = new_session(gpu, torch_version), RecordedProgram()
     memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
     session.open()
@@ -46,9 +50,10 @@ def run_training(
         memo.on_step = lambda: progress(memo)
     memo.install(patches)
     try:
-        ending = run_as_main(
-            script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain
-        )
+        with redirection:
+            ending = run_as_main(
+                script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain
+            )
     finally:
         patches.undo()
         session.close()
@@ -67,4 +72,5 @@ def run_training(
         notes=sorted(memo.notes),
         torch=session.modelled,
         torch_version=session.device.torch_version,
+        writes=redirection.writes,
     )

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from tonnage.commands.options import parser_of
+from tonnage.commands.options import parser_of, redirection_of
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 
@@ -79,7 +79,7 @@ def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResu
     try:
         return run_training(
             launch.program, list(launch.arguments), gpu=gpu, torch_version=options.torch, epochs=options.epochs,
-            steps=options.steps, replays=not options.every_step, progress=progress,
+            steps=options.steps, replays=not options.every_step, progress=progress, redirection=redirection_of(options),
         )  # fmt: skip
     finally:
         progress.wipe()

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
     from tonnage.planner.holders import Holder
     from tonnage.report.step_time import Campaign
+    from tonnage.virtual.redirect import Redirection
+
+
+_WRITES_IN_PLACE = (
+    "tonnage: WARNING: --write lets the script change and delete your files. Checkpoints and results that it writes on a\n"
+    "         virtual GPU hold made-up values, and replace those that are there.\n"
+)
 
 
 class Parser(ArgumentParser):
@@ -95,6 +102,16 @@ def _amount(text: str) -> float:
         return parse_amount(text)
     except BadSize as problem:
         raise ArgumentTypeError(f"{problem} {problem.hint}") from None
+
+
+def redirection_of(options: Namespace) -> "Redirection":
+    """Return where the script's files go, and warn where they are written in place."""
+    from tonnage.virtual.redirect import Redirection
+
+    redirection = Redirection(keep=options.keep, in_place=options.write)
+    if options.write:
+        sys.stderr.write(_WRITES_IN_PLACE)
+    return redirection
 
 
 def campaign_of(options: Namespace) -> "Campaign":

@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.commands.options import campaign_of, page_of, parser_of
+from tonnage.commands.options import campaign_of, page_of, parser_of, redirection_of
 from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
@@ -99,7 +99,7 @@ def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited
     with live_progress(card.memory_bytes) as progress:
         recording = run_script(
             launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress,
-            unlimited=unlimited,
+            unlimited=unlimited, redirection=redirection_of(options),
         )  # fmt: skip
     tell_unused_assumptions()
     return recording
@@ -137,7 +137,10 @@ def _on_cluster(options: Namespace, launch: "LaunchCommand", cards: Cluster, pag
     from tonnage.virtual.cluster import run_cluster
 
     with data_on_stdout(options.json == "-"):
-        cluster = run_cluster(launch.program, launch.arguments, cards, torch_version=options.torch, progress=tell_round)
+        cluster = run_cluster(
+            launch.program, launch.arguments, cards, torch_version=options.torch, progress=tell_round,
+            redirection=redirection_of(options),
+        )  # fmt: skip
     if options.output:
         write_cluster(options.output, cluster, force=options.force)
         tell_failed(cluster.summary.outcome, options)

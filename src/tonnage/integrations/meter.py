@@ -65,9 +65,18 @@ class VirtualMeter:
 
     def __init__(self, gpu: Gpu) -> None:
         from tonnage.virtual.builds import new_session
+        from tonnage.virtual.redirect import Redirection
 
         self._session = new_session(gpu)
-        self.open, self.close = self._session.open, self._session.close
+        self.redirection = Redirection()
+
+    def open(self) -> None:
+        self._session.open()
+        self.redirection.begin()
+
+    def close(self) -> None:
+        self.redirection.end()
+        self._session.close()
 
     def peak_bytes(self) -> int:
         """Return the most bytes allocated, including a failed request."""

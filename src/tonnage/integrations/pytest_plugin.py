@@ -67,11 +67,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if limit is None:
         return
     from tonnage.errors import TonnageError
-    from tonnage.integrations.meter import MemoryGate, meter
+    from tonnage.integrations.meter import MemoryGate, VirtualMeter, meter
     from tonnage.units import parse_bytes
 
     try:
         opened = MemoryGate(meter(card), parse_bytes(limit), item.path)
+        if isinstance(opened.meter, VirtualMeter):
+            # Pytest manages its own temporary folders, and later tests use them too.
+            opened.meter.redirection.write_through(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
         opened.meter.open()
     except TonnageError as error:
         words = error.words

@@ -19,6 +19,7 @@ from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, open
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Outcome
 from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording
+from tonnage.recording.writes import WRITES_KEY, ScriptWrites, script_writes
 
 COMMUNICATORS = "communicators"
 
@@ -109,6 +110,7 @@ class ClusterSummary:
     script: str = ""
     arguments: tuple[str, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
+    writes: ScriptWrites = field(default_factory=ScriptWrites)  # of all ranks together
 
     @property
     def slowest(self) -> RankSummary | None:
@@ -161,6 +163,7 @@ def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False)
             database.execute("INSERT INTO rank VALUES (?, ?, ?)", (rank.rank, like, json.dumps(values)))
         insert_contexts(database, contexts)
         values = {field.name: getattr(summary, field.name) for field in fields(summary) if field.name != "ranks"}
+        values[WRITES_KEY] = asdict(summary.writes)
         rows = ((key, json.dumps(value)) for key, value in values.items())
         database.executemany("INSERT INTO cluster VALUES (?, ?)", rows)
 
@@ -191,8 +194,9 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
         return tuple(_rank(number, decoded(text), values["gpus"]) for number, text in rows)
 
     values = {key: decoded(value) for key, value in database.execute("SELECT key, value FROM cluster")}
+    values.setdefault(WRITES_KEY, asdict(ScriptWrites()) | {"files": []})  # missing in older files
     values["ranks"] = database.execute("SELECT rank, summary FROM rank ORDER BY rank").fetchall()
-    summary = record_of(ClusterSummary, values, "summary", ranks=ranks)
+    summary = record_of(ClusterSummary, values, "summary", ranks=ranks, writes=script_writes)
     for key in ("worst", "dies_first"):
         if getattr(summary, key) not in {rank.rank for rank in summary.ranks} | {None}:
             raise ValueError(f"its {key} is rank {values[key]}, which did not run")
@@ -201,7 +205,6 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
     def ranks_of(spans: list[Any]) -> tuple[int, ...]:
-        spans = [(int(first), int(last)) for first, last in spans]
         count = sum(last - first + 1 for first, last in spans)
         if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
             raise ValueError(f"its rank {number} stands for ranks that there are not")
@@ -250,6 +253,6 @@ def ended_in_error(path: Path) -> bool:
         with opened(path) as (database, version):
             table = "cluster" if is_of_cluster(version) else "header"
             row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
-            return row is not None and json.loads(row[0]) in ("error", "depends")
+            return row is not None and decoded(row[0]) in ("error", "depends")
     except BadRecording:
         return False

@@ -17,6 +17,7 @@ from tonnage.recording.groups import BlockGroup, group_alike
 from tonnage.recording.host import HostPeaks
 from tonnage.recording.records import Allocation, Dependence, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.timeline import MemoryTimeline, PhasePeak, StepPeak, peaks_by_phase, peaks_by_step
+from tonnage.recording.writes import ScriptWrites
 
 if TYPE_CHECKING:
     from tonnage.clock.step import SteadyStep
@@ -49,6 +50,7 @@ class Recording:
     whole: "Recording | None" = None
     host: HostPeaks | None = None
     dependence: Dependence | None = None  # why the outcome is "depends"
+    writes: ScriptWrites | None = None
 
     @cached_property
     def step_time(self) -> "SteadyStep | None":

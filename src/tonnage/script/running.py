@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from tonnage.errors import ScriptNotFound, TonnageError
 from tonnage.recording.records import DEPENDS_STATUS, Outcome
+from tonnage.script.exit_handlers import exit_handlers_at_end
 
 Kind = Literal["script", "module", "notebook"]
 WHAT_RUNS = (
@@ -147,7 +148,12 @@ def run_as_main(
     """
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
-        with program.as_main(arguments), around or nullcontext(), _interrupts_outside_the_device():
+        with (
+            program.as_main(arguments),
+            around or nullcontext(),
+            _interrupts_outside_the_device(),
+            exit_handlers_at_end(),
+        ):
             program.run()
         return Ending("ok")
     except torch.OutOfMemoryError as error:

@@ -30,6 +30,7 @@ from tonnage.virtual.cache import cache_folder
 from tonnage.virtual.imports import lazily, release, wake
 from tonnage.virtual.packages import Packages, actions_after_imports
 from tonnage.virtual.standins import StandIns
+from tonnage.virtual.uploads import HUB, leave_out_uploads
 
 if TYPE_CHECKING:
     from tonnage.virtual.compiling import Act
@@ -140,9 +141,14 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
     # Not imported here: it initialises CUDA, and a child forked by the script could not use the card any more.
     if cpp_extension := sys.modules.get(_EXTENSIONS):
         refuse_builders(cpp_extension)
+    act_on_hub = partial(leave_out_uploads, stand_ins=stand_ins, patches=patches)
+    if hub := sys.modules.get(HUB):
+        act_on_hub(hub)
     actions, undo_compiling = compiling.install(gpu, stand_ins)
     packages = Packages(stand_ins)
-    watcher = _Watcher({**actions, **actions_after_imports(packages, stand_ins), _EXTENSIONS: refuse_builders})
+    watcher = _Watcher(
+        {**actions, **actions_after_imports(packages, stand_ins), _EXTENSIONS: refuse_builders, HUB: act_on_hub}
+    )
     sys.meta_path.insert(0, watcher)
     packages.install()
 

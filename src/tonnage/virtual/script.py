@@ -1,5 +1,6 @@
 """Runs a script, or the body of a `with tonnage.virtual_gpu("h200") as gpu:`, on a virtual GPU."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording import Recording
 from tonnage.recording.beyond import TO_ITS_END, parted
+from tonnage.recording.writes import IN_PYTHON, writes_sentence
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import GoingOn, Stopped
 from tonnage.virtual.imports import quick_imports
+from tonnage.virtual.redirect import Redirection
 from tonnage.virtual.session import Session
 
 
@@ -25,13 +28,15 @@ def run_script(
     progress: Any = None,
     unlimited: bool = False,
     timed: bool = True,
+    redirection: Redirection | None = None,
 ) -> Recording:
     """Run the script to its end, however it ends, and return the recording.
 
     A run that exceeds the card continues without a limit; if `unlimited`, there is none from the start. Unless `timed`, no step
-    is captured for the clock.
+    is captured for the clock. What the script writes is discarded, unless the `redirection` says otherwise.
     """
     program = script if isinstance(script, Program) else Program.of_file(script)
+    redirection = redirection or Redirection()
     session = new_session(gpu, torch_version)
     session.open(capture=timed)
     device = session.device
@@ -50,11 +55,14 @@ def run_script(
     patches = Patches()
     install_alone(session, patches)
     try:
-        ending = run_as_main(program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain)
+        with redirection:
+            ending = run_as_main(program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain)
     finally:
         patches.undo()
         session.close()
-    return recorded(session, ending, program, arguments)
+    recording = recorded(session, ending, program, arguments)
+    recording.writes = redirection.writes
+    return recording
 
 
 def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
@@ -79,23 +87,33 @@ def recorded(session: Session, ending: Ending, program: Program, arguments: Sequ
 
 
 class VirtualGpu:
-    """A card that is available inside the `with` block, and statistics of its memory."""
+    """A card that is available inside the `with` block, and statistics of its memory.
 
-    def __init__(self, gpu: str | Gpu, *, torch: str | None = None) -> None:
+    What is written inside the block is discarded, moved to the folder `keep`, or written in place if `write`.
+    """
+
+    def __init__(
+        self, gpu: str | Gpu, *, torch: str | None = None, keep: str | Path | None = None, write: bool = False
+    ) -> None:
         self.gpu = find_cuda_gpu(gpu) if isinstance(gpu, str) else gpu
         self._torch = torch
         self._session: Session | None = None
+        self._redirection = Redirection(keep=None if keep is None else Path(keep), in_place=write)
 
     def __enter__(self) -> "VirtualGpu":
         self._session = new_session(self.gpu, self._torch)
         self._session.open()
+        self._redirection.begin()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._session
         if error is not None and (dependence := self._session.stand_ins.told_of(error)):
             error.add_note(dependence)
+        self._redirection.end()
         self._session.close()
+        if self._redirection.writes and self._redirection.writes.files:
+            sys.stderr.write(f"tonnage: {writes_sentence(self._redirection.writes, IN_PYTHON)}\n")
 
     @property
     def _entered(self) -> Session:
@@ -129,6 +147,12 @@ class VirtualGpu:
         return self.recording.ledger()
 
 
-def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:
-    """Return a context manager in which `cuda` is the named card; `torch` is the version whose kernels are modelled."""
-    return VirtualGpu(gpu, torch=torch)
+def virtual_gpu(
+    gpu: str | Gpu, *, torch: str | None = None, keep: str | Path | None = None, write: bool = False
+) -> VirtualGpu:
+    """Return a context manager in which `cuda` is the named card; `torch` is the version whose kernels are modelled.
+
+    Files that are written inside it are discarded at its end: `keep` names a folder to move them to, and with `write`
+    they are written in place.
+    """
+    return VirtualGpu(gpu, torch=torch, keep=keep, write=write)

@@ -68,11 +68,21 @@ class Session:
             self.host = HostMeter(self.device)
             self._undo.append(self.host.install(self.torch))
             self.device.attribution.host = self.host
+        self._leave_out_checksums()
         if capture:
             from tonnage.script.capture import StepCapture
 
             self._capture = StepCapture(self.device.attribution, self.stand_ins.assume)
             self._undo.append(self._capture.install())
+
+    def _leave_out_checksums(self) -> None:
+        """Save without checksums, which read every byte of a checkpoint; `torch.load` does not check them."""
+        serialization = self.torch.serialization
+        if not hasattr(serialization, "set_crc32_options"):  # before torch 2.6
+            return
+        chosen = serialization.get_crc32_options()
+        serialization.set_crc32_options(False)
+        self._undo.append(lambda: serialization.set_crc32_options(chosen))
 
     def close(self) -> None:
         """Close the card; tensors still on it are dropped silently from now on."""

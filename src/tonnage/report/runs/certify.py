@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
+from tonnage.recording.writes import writes_sentence
 from tonnage.report.lines import picked, report_width, table, wrapped
 from tonnage.units import format_bytes
 
@@ -54,6 +55,8 @@ def certificate_lines(certificate: "Certificate", training: "TrainingResult", la
         words = "no limit on lengths makes it safe here: take a smaller batch, or ask `tonnage run` for advice"
         yield from wrapped(words)
     yield from (line for note in training.notes for line in wrapped(note))
+    if training.writes and (training.writes.files or training.writes.fate == "in place"):
+        yield from wrapped(writes_sentence(training.writes))
     yield ""
 
 

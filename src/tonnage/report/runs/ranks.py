@@ -15,7 +15,7 @@ from tonnage.report.lines import column, heading, packed, picked, print_sections
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.runs.host import ranks_host_lines
 from tonnage.report.runs.odd_ranks import Comparison, compare_ranks, spans_of
-from tonnage.report.runs.terminal import card_figures, report_sections
+from tonnage.report.runs.terminal import card_figures, report_sections, write_lines
 from tonnage.report.runs.total import CLIMBS
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.units import format_bytes
@@ -85,6 +85,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "fits": {"ok": True, "oom": False}.get(summary.outcome),
         "error": summary.trouble or base.get("error", ""),
         **picked(summary, "exit_status world_size:gpus hosts gpus_per_host dies_first"),
+        "writes": asdict(summary.writes),
         "rank": worst,
         "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
@@ -120,6 +121,7 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         why = "needs most" if summary.dies_first is None else "dies first"
         sections += [[heading(f"rank {summary.worst}, which {why}")], *full]
+    sections.append(write_lines(summary.writes, str(Path.cwd()), verbose=verbose))
     print_sections(sections, stream)
 
 

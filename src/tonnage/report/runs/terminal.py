@@ -15,6 +15,7 @@ from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
 from tonnage.recording.records import Dependence
 from tonnage.recording.timeline import name_at
+from tonnage.recording.writes import ScriptWrites, path_in, writes_sentence
 from tonnage.report.lines import (
     column,
     cut,
@@ -85,6 +86,7 @@ def report_sections(
         largest(recording),
         host_lines(recording, verbose=verbose),
         changes,
+        write_lines(recording.writes, recording.header.folder, verbose=verbose),
         footnotes(recording, verbose),
     ]
 
@@ -232,6 +234,18 @@ def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
         yield from said(words, "yellow", rest="    ")
 
 
+def write_lines(writes: ScriptWrites | None, folder: str, *, verbose: bool = False) -> Iterator[Text]:
+    """Yield what the script wrote, and what became of it."""
+    if writes is None or not (writes.files or writes.fate == "in place"):
+        return
+    style = "yellow" if writes.fate == "in place" else ""
+    yield from said(writes_sentence(writes, folder=folder), style, rest="    ")
+    if not verbose:
+        return
+    rows = [(format_bytes(file.size_bytes), file.change, path_in(folder, file.path)) for file in writes.files]
+    yield from map(Text, table(rows, align="><<", names=(2,), first="   "))
+
+
 def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
     """Yield one run on several GPUs."""
     cells: list[tuple[str, ...]] = [("card", "memory", "allocated", "reserved", "process", "step", "verdict")]
@@ -310,6 +324,7 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "fixes": [asdict(fix) for fix in advice.fixes],
         "larger_card": advice.larger_card,
         "total": asdict(advice.total) if advice.total else None,
+        "writes": asdict(recording.writes) if recording.writes else None,
         "stand_ins": [asdict(stand_in) for stand_in in recording.stand_ins],
         "not_modelled": [note for note in notes if note["kind"] == "not_modelled"],
         "assumptions": [note for note in notes if note["kind"] == "assumption"],

@@ -26,10 +26,12 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.records import Outcome
+from tonnage.recording.writes import ScriptWrites
 from tonnage.script.running import Program
 from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
 from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start
+from tonnage.virtual.redirect import Redirection
 
 _POLL_S = 1.0
 _MOST_ROUNDS = 4
@@ -44,6 +46,7 @@ def run_cluster(
     *,
     torch_version: str | None = None,
     progress: Callable[[str], None] = lambda words: None,
+    redirection: Redirection | None = None,
 ) -> ClusterRecording:
     """Run a torchrun script on a virtual cluster, forwarding the output of rank 0 and the errors of a rank that fails."""
     # Import torch, the virtual GPU and the sharding libraries here, so that forked ranks inherit them.
@@ -60,17 +63,28 @@ def run_cluster(
         import tonnage.virtual.compiling  # noqa: F401
     program = script if isinstance(script, Program) else Program.of_file(script)
     act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
+    redirection = redirection or Redirection()
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        return _RankSearch(cluster, act, Path(folder), progress).run()
+        redirection.write_through(folder)  # the output of each rank
+        with redirection:
+            found = _RankSearch(cluster, act, Path(folder), progress, redirection.empty).run()
+    writes = redirection.writes or ScriptWrites()
+    return replace(found, summary=replace(found.summary, writes=writes))
 
 
 class _RankSearch:
     """The rounds of one run (usually a single one): chooses which ranks run, lets them run and collects the results."""
 
     def __init__(
-        self, cluster: Cluster, act: Callable[..., RankRun], folder: Path, progress: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        act: Callable[..., RankRun],
+        folder: Path,
+        progress: Callable[[str], None],
+        forget_writes: Callable[[], None],
     ) -> None:
         self._cluster, self._act, self._folder, self._progress = cluster, act, folder, progress
+        self._forget_writes = forget_writes  # before the script begins again
         self._groups: dict[tuple[int, ...], None] = {}
         self._with_messages: set[tuple[int, ...]] = set()
         self._is_last = self._is_split = False
@@ -92,6 +106,7 @@ class _RankSearch:
             if not self._hub.journal.stale:
                 break
             standing = self._standing(self._hub.running)
+            self._forget_writes()
         self._forward_output()
         # Report ranks that are in no mesh and no other group, which PyTorch does not mention.
         world, journal = self._cluster.gpus, self._hub.journal

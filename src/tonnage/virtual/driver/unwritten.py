@@ -14,6 +14,7 @@ from tonnage.virtual.driver.build import CORE
 from tonnage.virtual.driver.following import Follower, Keywords, Run
 
 LARGE_BYTES = 1 << 20
+FRESH_BYTES = 32 << 20  # a new host tensor of this size has fresh pages with any setting of malloc
 # The first do not fill large host tensors, and the second leave results of unwritten tensors unwritten.
 FILLS = "normal_ uniform_".split()
 DERIVES = (

@@ -20,6 +20,7 @@ from tonnage.script.attribution import address_of
 from tonnage.virtual.assumptions import Law, as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.following import Keywords, Run
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
+from tonnage.virtual.driver.unwritten import FRESH_BYTES, LARGE_BYTES
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.session import DriverSession
@@ -277,8 +278,20 @@ class DriverValues(KnownValues):
                 self._session.stand_ins.remember(_dtype(source), source.numel())
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
-            to.fill_(self._session.stand_ins.read(_dtype(source) or str(source.dtype), source.numel()))
+            placeholder = self._session.stand_ins.read(_dtype(source) or str(source.dtype), source.numel())
+            self._fill_host(to, placeholder)
         return result
+
+    def _fill_host(self, to: Any, placeholder: Any) -> None:
+        """Fill a host tensor that unknown values were copied to; large ones become zero.
+
+        So the weights of a checkpoint cost no disk where they are saved, and the largest ones no memory.
+        """
+        size = to.numel() * to.element_size()
+        if size < LARGE_BYTES:
+            to.fill_(placeholder)
+        elif size < FRESH_BYTES or not to.is_contiguous():
+            to.zero_()
 
     def _equal(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Compare two tensors: a tensor equals itself, and unknown values differ."""

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -315,8 +316,34 @@ TN_EXPORT void tn_tell(int count, const int64_t *numbers) {
   memcpy(told, numbers, sizeof(int64_t) * (size_t)told_count);
 }
 
+// Set host memory to zero. Pages of a large tensor that were never touched are zero, and stay untouched: a checkpoint of a model
+// that is larger than this machine's memory can be copied to the host.
+static void clear(char *to, size_t size) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  int pagemap = size < TN_FRESH ? -1 : open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (pagemap < 0) {
+    memset(to, 0, size);
+    return;
+  }
+  uint64_t entries[4096];
+  for (size_t done = 0; done < size;) {
+    size_t offset = ((uintptr_t)to + done) % page, pages = (size - done + offset + page - 1) / page;
+    if (pages > sizeof entries / sizeof *entries) pages = sizeof entries / sizeof *entries;
+    ssize_t got = pread(pagemap, entries, pages * 8, (off_t)(((uintptr_t)to + done) / page * 8));
+    size_t known = got > 0 ? (size_t)got / 8 : 0;
+    for (size_t i = 0; i < (known ? known : pages) && done < size; i++) {
+      size_t part = page - ((uintptr_t)to + done) % page;
+      if (part > size - done) part = size - done;
+      int is_touched = !known || entries[i] >> 62;  // in memory, or swapped out
+      if (is_touched) memset(to + done, 0, part);
+      done += part;
+    }
+  }
+  close(pagemap);
+}
+
 static void read_back(void *to, size_t size) {
-  memset(to, 0, size);
+  clear(to, size);
   if (told_next == told_count || (size != 4 && size != 8)) return;
   memcpy(to, &told[told_next++], size);  // little-endian: the low half is the number
 }

@@ -28,6 +28,7 @@ enum TnKind {
   TN_HOST_ALLOC, TN_HOST_FREE, TN_HOST_PIN, TN_HOST_SENT  // of the host; sent: read by a copy to the card
 };
 #define TN_HOST_LARGE (1 << 20)  // smaller blocks of the host are not told
+#define TN_FRESH (32 << 20)  // larger blocks of the host are new pages of the system
 
 // One event of the log, in the order in which things happened.
 typedef struct {
