@@ -56,7 +56,9 @@ def run_script(
     install_alone(session, patches)
     try:
         with redirection:
-            ending = run_as_main(program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain)
+            ending = run_as_main(
+                program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain
+            )
     finally:
         patches.undo()
         session.close()
