@@ -46,5 +46,5 @@ def test_reading_returns_what_was_written() -> None:
     [{"fate": "burnt"}, {"written_bytes": -1}, {"files": [{"path": 3}]}, {"files": [{}] * (MOST_FILES + 1)}],
 )
 def test_damaged_values_are_refused(damage: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="its|it lists"):
+    with pytest.raises(ValueError, match=r"its|it lists"):
         script_writes(as_json(WRITES) | damage)

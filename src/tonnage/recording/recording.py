@@ -49,8 +49,8 @@ class Recording:
     # For a run that ran out of memory and continued, the whole run without a limit (`recording.beyond`).
     whole: "Recording | None" = None
     host: HostPeaks | None = None
-    dependence: Dependence | None = None  # why the outcome is "depends"
     writes: ScriptWrites | None = None
+    dependence: Dependence | None = None  # why the outcome is "depends"
 
     @cached_property
     def step_time(self) -> "SteadyStep | None":

@@ -143,11 +143,11 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
     header = dict(rows("header"))
     host = header.pop(HOST_KEY, None)  # missing in older files
+    writes = header.pop(WRITES_KEY, None)  # missing in older files
     dependence = header.pop(_DEPENDENCE_KEY, None)
     tests = decoded(header.pop(_DECIDES_KEY, "[]"))
     if not is_word_list(tests):
         raise ValueError("it says of its stand-ins what no run says")
-    writes = header.pop(WRITES_KEY, None)  # missing in older files
     lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
     # Decode each context once, however many blocks share it.
@@ -186,8 +186,8 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         notes=[Note(*row) for row in rows("note")],
         oom=next((record_of(FailedRequest, decoded(value), "failed request") for (value,) in rows("oom")), None),
         host=host_memory(decoded(host)) if host else None,
-        dependence=record_of(Dependence, decoded(dependence), "dependence") if dependence else None,
         writes=script_writes(decoded(writes)) if writes else None,
+        dependence=record_of(Dependence, decoded(dependence), "dependence") if dependence else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
 

@@ -47,7 +47,8 @@ def _harmless(method: Any) -> Any:
     @wraps(method)
     def guarded(self: "StepCapture", *arguments: Any) -> None:
         try:
-            method(self, *arguments)
+            with no_collection():
+                method(self, *arguments)
         except Exception as problem:
             self.give_up(f"{type(problem).__name__}: {problem}")
 

@@ -110,9 +110,9 @@ class VirtualGpu:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._session
+        self._redirection.end()
         if error is not None and (dependence := self._session.stand_ins.told_of(error)):
             error.add_note(dependence)
-        self._redirection.end()
         self._session.close()
         if self._redirection.writes and self._redirection.writes.files:
             sys.stderr.write(f"tonnage: {writes_sentence(self._redirection.writes, IN_PYTHON)}\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.demands import Demand
+from tonnage.budget.demands import Demand, Part
 from tonnage.budget.loading import loading_sizes
 from tonnage.budget.training.configuration import Configuration, Quantity
 from tonnage.budget.training.memory import needed_bytes
@@ -32,7 +32,7 @@ def step_demands(
     known_drives = (drives,) if cluster.nvme_bytes else ()
     if not cluster.host_memory_bytes:
         both = total_bytes + host_bytes
-        part = "shared memory" if np.any(np.asarray(host_bytes) > 0) else "GPU"
+        part: Part = "shared memory" if np.any(np.asarray(host_bytes) > 0) else "GPU"
         return (Demand(part=part, needed_bytes=both, available_bytes=memory), *known_drives)
     host_capacity = cluster.host_memory_bytes
     return (

@@ -358,7 +358,7 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
     ends: tuple[Literal["first", "last"], ...] = ("first", "last") if config.pp > 1 else ()
     sizes = (_sizes(training_budget(shape, config, cluster.gpu, stage=end)) for end in ends)
     own_sizes, loading = _sizes(budget), training_loading(shape, config, cluster)
-    step = (own_sizes[name] for name in ("total_bytes", "host_bytes", "drive_bytes"))
+    of_step = step_demands(own_sizes["total_bytes"], own_sizes["host_bytes"], own_sizes["drive_bytes"], cluster)
     return TrainingPlan(
         configuration=config,
         offload=one.family.offload,
@@ -370,7 +370,7 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         tokens_per_s=float(time.tokens_per_s),
         sample_tokens=clock.sample_tokens or float(config.seq),
         loading=loading,
-        demands=(*step_demands(*step, cluster), *loading.demands(cluster)),
+        demands=(*of_step, *loading.demands(cluster)),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
         stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},

@@ -17,6 +17,7 @@ _PARTS = ("files", "gone", "views", "loggers")
 _BORROWED = "/proc/self/root"  # where links lead that stand for renamed originals
 _OUTSIDE = "absolute"  # folder of kept files from outside the working directory
 _PIECE_BYTES = 1 << 20
+_TEMPORARY_NAMES = (tempfile.gettempprefix(), "pymp-")
 
 
 class ScratchFolder:
@@ -73,8 +74,9 @@ class ScratchFolder:
     def _files(self) -> Iterator[tuple[Path, Path]]:
         """Yield each file's path and its scratch copy."""
         root = self.path / "files"
-        for parent, _, names in os.walk(root):
-            for name in names:
+        for parent, folders, names in os.walk(root):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*names, *links):
                 scratch_copy = Path(parent, name)
                 path = Path("/") / scratch_copy.relative_to(root)
                 if scratch_copy.is_symlink() or stat.S_ISREG(scratch_copy.lstat().st_mode):
@@ -91,7 +93,10 @@ class ScratchFolder:
                 yield path
 
     def _is_temporary(self, path: Path, folder: Path) -> bool:
-        return path.is_relative_to(self._temporary) and not path.is_relative_to(folder)
+        """Whether Python's tempfile or multiprocessing named it, outside of the script's folder."""
+        if path.is_relative_to(folder) or not path.is_relative_to(self._temporary) or path == self._temporary:
+            return False
+        return path.relative_to(self._temporary).parts[0].startswith(_TEMPORARY_NAMES)
 
 
 def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
