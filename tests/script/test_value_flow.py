@@ -182,3 +182,15 @@ def test_frames_without_source_are_no_obstacle() -> None:
         exec(compile("assert read() < 0", "<nowhere>", "exec"), space)
     except AssertionError as error:
         assert Flow(space["read"].found).cause_of(error, (__file__,)) is None
+
+
+def test_generated_code_that_differs_from_its_source_is_no_obstacle(tmp_path: Path) -> None:
+    file = tmp_path / "changed.py"
+    file.write_text("def f(:\n")
+    space: dict[str, Any] = {"read": Reads(1.0, "float")}
+    try:
+        exec(compile("def f():\n    assert read() < 0\nf()", str(file), "exec"), space)
+    except AssertionError as error:
+        flow = Flow(space["read"].found)
+        assert flow.cause_of(error, (__file__,)) is None
+        assert flow.decides(space["read"].found[0]) is None

@@ -9,19 +9,16 @@ import pytest
 from tonnage.recording import read_recording
 from tonnage.virtual import standins
 from tonnage.virtual.standins import PATIENCE, EndlessLoop, StandIns
-from virtual_runs import SCRIPTS, run_tonnage
+from virtual_runs import SCRIPTS, endings_in, run_tonnage
 
 PROGRAMS = sorted(path.stem for path in (SCRIPTS / "values").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def ended() -> dict[str, list[str]]:
     """How each program of the folder `values` ended, and on what its end depends; all in one run."""
-    file = tmp_path_factory.mktemp("values") / "ended.json"
-    done = run_tonnage("run", "--gpu", "h200", str(SCRIPTS / "judges_values.py"), str(file))
-    assert file.exists(), done.stderr[-2000:]
-    found: dict[str, list[str]] = json.loads(file.read_text())
-    return found
+    done = run_tonnage("run", "--gpu", "h200", str(SCRIPTS / "judges_values.py"))
+    return endings_in(done.stdout)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -13,7 +13,11 @@ from tonnage.untrusted import clipped
 
 
 def main() -> NoReturn:
-    """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong, 130 it was interrupted."""
+    """Run a command and exit.
+
+    0: it fits or worked, 1: it does not fit, 2: the request was wrong, 3: the run depends on values that a prediction does
+    not have, 130: it was interrupted.
+    """
     from tonnage.report.streams import use_look_alikes
 
     # Open to nowhere what the caller closed (`>&-`): Python has no stream there, and the next file would get its number.

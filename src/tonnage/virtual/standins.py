@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -34,6 +35,8 @@ _MOST_PLACES = 4096
 _MOST_FOLLOWED = 120
 _MOST_DECIDING = 40
 _DEEPEST = 40
+# Code that a program generates may be unlike any source: nothing is known of it then, and the run goes on.
+_ODD_CODE = (RecursionError, SyntaxError, ValueError, LookupError, AttributeError, TypeError)
 _LIBRARY_FRAMES = ("torch/_ops.py", "torch/library.py", "torch/_library/")
 
 
@@ -97,8 +100,9 @@ class StandIns:
         if value is None and is_flag and count < 0:
             if not place.is_asked:
                 place.is_asked = True
-                place.answer = answer_without_error(frames)
-                place.enters = len(frames) > 0 and answer_that_enters(frames[0]) is True
+                with suppress(*_ODD_CODE):
+                    place.answer = answer_without_error(frames)
+                    place.enters = len(frames) > 0 and answer_that_enters(frames[0]) is True
             value = None if place.answer is None else float(place.answer)
             if place.enters and guess is None:
                 value = 1.0
@@ -176,7 +180,9 @@ class StandIns:
         if not is_long:
             return False
         if place.is_endless is None:
-            place.is_endless = self._flow().is_endless(place.read) is not None
+            place.is_endless = False
+            with suppress(*_ODD_CODE):
+                place.is_endless = self._flow().is_endless(place.read) is not None
         return place.is_endless
 
     def _end(self, place: _Place) -> None:
@@ -195,7 +201,9 @@ class StandIns:
     def explain(self, error: BaseException) -> str:
         """Return what an error depends on that was read from the card; "" if on nothing."""
         if self.dependence is None and self._places:
-            cause = self._flow().cause_of(error, (OWN_FOLDER,))
+            cause = None
+            with suppress(*_ODD_CODE):
+                cause = self._flow().cause_of(error, (OWN_FOLDER,))
             if cause is not None:
                 self.dependence = self._dependence(cause, f"{type(error).__name__}: {error}")
         return self.dependence.sentence if self.dependence else ""
@@ -245,7 +253,9 @@ class StandIns:
             key = place.what, place.dtype, place.line
             if key in found or key not in self._reads:
                 continue
-            decides = Flow([place.read], is_quick=True).decides(place.read)
+            decides = None
+            with suppress(*_ODD_CODE):
+                decides = Flow([place.read], is_quick=True).decides(place.read)
             if decides is not None:
                 statement, file, line = decides
                 found[key] = f"{statement} at {place_name(file, line)}"

@@ -1,12 +1,11 @@
 """Values that a script reads under a CUDA build of torch, and checks that fail by one."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from cuda_build import answer, needs_cuda_build, run
-from virtual_runs import SCRIPTS
+from virtual_runs import SCRIPTS, endings_in
 
 pytestmark = needs_cuda_build
 PROGRAMS = sorted(path.stem for path in (SCRIPTS / "values").glob("*.py"))
@@ -17,10 +16,8 @@ KINDS = {"runs": (False, False), "depends": (True, True), "fails": (True, False)
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """How each program of the folder `values` ended, and on what its end depends; all in one run."""
     folder = tmp_path_factory.mktemp("values")
-    done = run("--gpu", "h200", SCRIPTS / "judges_values.py", folder / "ended.json", folder=folder)
-    assert (folder / "ended.json").exists(), done.stderr[-2000:]
-    found: dict[str, list[str]] = json.loads((folder / "ended.json").read_text())
-    return found
+    done = run("--gpu", "h200", SCRIPTS / "judges_values.py", folder=folder)
+    return endings_in(done.stdout)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
