@@ -282,6 +282,7 @@ def test_a_compiled_function_that_an_optimizer_calls_is_part_of_its_step(marks: 
     optimizer = Muon([parameter], {})
     parameter.square().sum().backward()
     optimizer.step()
+    torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))  # neither is an augmentation a step
     assert marks.names == ["backward", "other", "optimizer", "other"]
 
 
@@ -304,9 +305,10 @@ def test_a_compiled_function_without_gradients_is_one_step_of_inference(marks: M
 def test_modules_of_a_function_are_found_where_it_may_have_them() -> None:
     import torch
 
-    from tonnage.script.attribution import modules_within
+    from tonnage.script.attribution import modules_and_parameters_within
 
     closed_over, given, owned = (torch.nn.Linear(2, 2) for _ in range(3))
+    weights = {"up": torch.ones(2, requires_grad=True), "mask": torch.ones(2)}
 
     class Trainer:
         def __init__(self) -> None:
@@ -321,6 +323,11 @@ def test_modules_of_a_function_are_found_where_it_may_have_them() -> None:
     def outer(x: torch.Tensor) -> torch.Tensor:
         return inner(x)
 
-    assert modules_within(outer, [given]) == [given, closed_over]
-    assert modules_within(Trainer().step, []) == [owned, closed_over]
-    assert modules_within(len, []) == []
+    def functional(x: torch.Tensor) -> torch.Tensor:
+        return x * weights["up"] * weights["mask"]
+
+    assert modules_and_parameters_within(outer, [given]) == ([given, closed_over], [])
+    assert modules_and_parameters_within(Trainer().step, []) == ([owned, closed_over], [])
+    assert modules_and_parameters_within(functional, [])[0] == []
+    assert [id(found) for found in modules_and_parameters_within(functional, [])[1]] == [id(weights["up"])]
+    assert modules_and_parameters_within(len, []) == ([], [])

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tonnage.ledger import Category
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Backward passes and optimizer steps keep their phase, whatever function they run in.
 _PLAIN = ("backward", "optimizer")
+# Larger collections are not searched for parameters.
+_MOST_ITEMS = 10_000
 
 
 class Sink(Protocol):
@@ -180,9 +182,10 @@ class Attribution:
         """
         if self._is_root():
             given = (*arguments, *keywords.values())
-            models = modules_within(function, given)
+            models, parameters = modules_and_parameters_within(function, given)
             inputs = tuple(value for value in given if not _is_parameter(value))
-            if not self._only_helps(models):
+            # Without either it is part of something else: an optimizer's update, a sampler, an augmentation.
+            if models or parameters or not (self.trains or self._has_called_modules):
                 self._root_starts(models, inputs)
                 if self.observer:
                     self.observer.root_starts(root, inputs, {})
@@ -196,12 +199,6 @@ class Attribution:
         self._mark_caches((output,))
         if self.observer:
             self.observer.root_ends(output)
-
-    def _only_helps(self, models: list[Any]) -> bool:
-        """Whether a function with these modules is part of something else: an optimizer's update, a sampler."""
-        import torch
-
-        return not (models or torch.is_grad_enabled()) and (self.trains or self._has_called_modules)
 
     def _is_root(self) -> bool:
         """Whether what is called now is outermost. Within a function, it is where an optimizer has stepped there."""
@@ -388,26 +385,36 @@ def _is_parameter(value: Any) -> bool:
     return isinstance(value, sys.modules["torch"].Tensor) and value.requires_grad and value.is_leaf
 
 
-def modules_within(function: Any, given: Iterable[Any], depth: int = 3) -> list[Any]:
-    """Return the modules that a function may use: of its object, its arguments, its closure and global variables.
+def modules_and_parameters_within(function: Any, given: Iterable[Any], depth: int = 3) -> tuple[list[Any], list[Any]]:
+    """Return the modules that a function may use, and the tensors that it may train, each of them once.
 
-    Functions that it calls by a global name or from its closure are looked into as well.
+    They are looked for in its object, its arguments, its closure and its global variables, and in those of functions
+    that it calls by a global name or from its closure.
     """
-    found: list[Any] = []
+    torch = sys.modules["torch"]
+    modules: list[Any] = []
+    parameters: list[Any] = []
     code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    owner = getattr(function, "__self__", None)
-    values = [owner, *getattr(owner, "__dict__", {}).values(), *given]
+    values = [getattr(function, "__self__", None), *given]
     values += [scope[name] for name in (code.co_names if code else ()) if name in scope]
     for cell in getattr(function, "__closure__", None) or ():
         with suppress(ValueError):  # a variable that is not set yet
             values.append(cell.cell_contents)
     for value in values:
-        if isinstance(value, sys.modules["torch"].nn.Module):
-            found.append(value)
-        elif depth and isinstance(value, (FunctionType, MethodType)):
-            inner = getattr(value, "__wrapped__", value)
-            found += modules_within(inner, (), depth - 1)
-    return list({id(module): module for module in found}.values())
+        if isinstance(value, torch.nn.Module):
+            modules.append(value)
+        elif isinstance(value, (FunctionType, MethodType)):
+            if depth:
+                inner = modules_and_parameters_within(getattr(value, "__wrapped__", value), (), depth - 1)
+                modules += inner[0]
+                parameters += inner[1]
+        elif isinstance(value, (list, tuple, dict, set)) and len(value) > _MOST_ITEMS:
+            continue  # a data set
+        elif not isinstance(value, (ModuleType, type)):
+            parameters += filter(_is_parameter, _tensors([value]))
+            attributes = getattr(value, "__dict__", {}).values()
+            modules += [attribute for attribute in attributes if isinstance(attribute, torch.nn.Module)]
+    return list({id(m): m for m in modules}.values()), list({id(p): p for p in parameters}.values())
 
 
 def _has_storage(tensor: Any) -> bool:
