@@ -1,0 +1,225 @@
+"""Gives scratch paths to native code that opens files itself, where functions of Python are redirected.
+
+`NATIVE_FILES` lists the functions and classes. Each is replaced when its module is imported, or at once if it is.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
+
+PhysicalPath = Callable[[Any, int], Any]  # of a path that is opened with these flags of open(2)
+Wrap = Callable[[Any, PhysicalPath], Any]  # makes the replacement of a function
+Flags = Callable[..., int]  # of open(2), from a call's arguments
+
+_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_UPDATE = os.O_RDWR | os.O_CREAT
+_IN_MEMORY = (":memory:", b":memory:", "", b"")
+
+
+def _reads(*arguments: Any, **keywords: Any) -> int:
+    return os.O_RDONLY
+
+
+def _replaces(*arguments: Any, **keywords: Any) -> int:
+    return _REPLACE
+
+
+def _hdf5_flags(name: Any, flags: int = 0, *arguments: Any, **keywords: Any) -> int:
+    import h5py
+
+    return os.O_RDWR if flags & h5py.h5f.ACC_RDWR else os.O_RDONLY
+
+
+def _hdf5_flags_of_new(name: Any, flags: int = 0, *arguments: Any, **keywords: Any) -> int:
+    import h5py
+
+    return _REPLACE if flags & h5py.h5f.ACC_TRUNC else os.O_RDWR | os.O_CREAT | os.O_EXCL
+
+
+def _storage_flags(filename: Any, shared: bool = False, *arguments: Any, **keywords: Any) -> int:
+    return _UPDATE if shared else os.O_RDONLY
+
+
+def _arrow_flags(path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> int:
+    if mode.startswith("w"):
+        return _REPLACE
+    return os.O_RDONLY if mode in ("r", "rb") else os.O_RDWR
+
+
+def _path_argument(name: str, position: int, flags: Flags, *, is_static: bool = False) -> Wrap:
+    """Return what wraps a function with a path among its arguments."""
+
+    def wrap(function: Any, physical: PhysicalPath) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            values = list(arguments)
+            if position < len(values):
+                values[position] = physical(values[position], flags(*arguments, **keywords))
+            elif name in keywords:
+                path = physical(keywords[name], flags(*arguments, **keywords))
+                keywords = {**keywords, name: path}
+            return function(*values, **keywords)
+
+        return staticmethod(call) if is_static else call
+
+    return wrap
+
+
+def _file_class(flags: Flags) -> Wrap:
+    """Return what wraps a class whose constructor takes a path or a file."""
+
+    def wrap(plain_class: Any, physical: PhysicalPath) -> Any:
+        def __init__(self: Any, file: Any, *arguments: Any, **keywords: Any) -> None:
+            is_path = isinstance(file, str | os.PathLike)
+            path = physical(file, flags(file)) if is_path else file
+            plain_class.__init__(self, path, *arguments, **keywords)
+
+        return type(plain_class.__name__, (plain_class,), {"__init__": __init__})
+
+    return wrap
+
+
+def _sqlite_connect(connect: Any, physical: PhysicalPath) -> Any:
+    """Return a `sqlite3.connect` whose database and journals are in the scratch folder."""
+
+    def redirected_connect(database: Any, *arguments: Any, **keywords: Any) -> Any:
+        if database in _IN_MEMORY:
+            return connect(database, *arguments, **keywords)
+        if not keywords.get("uri") or not str(database).startswith("file:"):
+            return connect(_sqlite_path(database, physical), *arguments, **keywords)
+        path, _, query = database.removeprefix("file:").partition("?")
+        if path in _IN_MEMORY or parse_qs(query).get("mode") == ["memory"]:
+            return connect(database, *arguments, **keywords)
+        path = _sqlite_path(unquote(path), physical)
+        return connect(f"file:{quote(path)}?{query}", *arguments, **keywords)
+
+    return redirected_connect
+
+
+def _sqlite_path(database: Any, physical: PhysicalPath) -> str:
+    path = os.fsdecode(database)
+    for suffix in ("-wal", "-journal"):
+        if os.path.exists(path + suffix):
+            physical(path + suffix, os.O_RDWR)
+    return os.fsdecode(physical(path, os.O_RDWR | os.O_CREAT))
+
+
+NATIVE_FILES: tuple[tuple[str, str, Wrap], ...] = (
+    ("safetensors", "serialize_file", _path_argument("filename", 1, _replaces)),
+    ("safetensors", "safe_open", _path_argument("filename", 0, _reads)),
+    ("sqlite3", "connect", _sqlite_connect),
+    ("h5py.h5f", "open", _path_argument("name", 0, _hdf5_flags)),
+    ("h5py.h5f", "create", _path_argument("name", 0, _hdf5_flags_of_new)),
+    ("torch", "_C.PyTorchFileWriter", _file_class(_replaces)),
+    ("torch", "_C.PyTorchFileReader", _file_class(_reads)),
+    ("torch", "_C.ScriptModule.save", _path_argument("filename", 1, _replaces)),
+    ("torch", "_C.ScriptFunction.save", _path_argument("filename", 1, _replaces)),
+    ("torch", "_C.import_ir_module", _path_argument("filename", 1, _reads)),
+    ("torch", "from_file", _path_argument("filename", 0, _storage_flags)),
+    ("torch", "UntypedStorage.from_file",
+     _path_argument("filename", 0, _storage_flags, is_static=True)),
+    ("pyarrow", "memory_map", _path_argument("path", 0, _arrow_flags)),
+    ("pyarrow", "OSFile", _path_argument("path", 0, _arrow_flags)),
+)  # fmt: skip
+
+
+def redirect_native_files(physical: PhysicalPath, undo: ExitStack) -> None:
+    """Replace the functions in modules that are imported, and in others after their import."""
+
+    def replace_in(module: ModuleType) -> None:
+        pairs = []
+        for module_name, name, wrap in NATIVE_FILES:
+            if module_name == module.__name__:
+                pairs += _replace(module, name.split("."), wrap, physical, undo)
+        rebind(pairs)
+        undo.callback(rebind, _reversed(pairs))
+
+    names = {name for name, _, _ in NATIVE_FILES}
+    for name in names & sys.modules.keys():
+        replace_in(sys.modules[name])
+    finder = _AfterImport(names, replace_in)
+    sys.meta_path.insert(0, finder)
+    undo.callback(finder.remove)
+
+
+Pairs = list[tuple[Any, Any]]
+
+
+def rebind(pairs: Pairs, functions_with_defaults: Sequence[FunctionType] = ()) -> None:
+    """Replace each first object by the second in all modules, and in the defaults of functions."""
+    replacements = {id(old): new for old, new in pairs}
+    for module in list(sys.modules.values()):
+        namespace = getattr(module, "__dict__", None)
+        if not isinstance(namespace, dict):
+            continue
+        for name, value in list(namespace.items()):
+            if id(value) in replacements:
+                namespace[name] = replacements[id(value)]
+    for function in functions_with_defaults:
+        defaults = function.__defaults__ or ()
+        function.__defaults__ = tuple(replacements.get(id(value), value) for value in defaults)
+
+
+def _reversed(pairs: Pairs) -> Pairs:
+    return [(new, old) for old, new in pairs]
+
+
+def _replace(
+    module: ModuleType, names: list[str], wrap: Wrap, physical: PhysicalPath, undo: ExitStack
+) -> Pairs:
+    holder: Any = module
+    for name in names[:-1]:
+        holder = getattr(holder, name, None)
+    function = getattr(holder, names[-1], None)
+    if function is None:  # this version has none
+        return []
+    replacement = wrap(function, physical)
+    if not isinstance(holder, type):
+        return [(function, replacement)]
+    if names[-1] in vars(holder):
+        undo.callback(setattr, holder, names[-1], vars(holder)[names[-1]])
+    else:
+        undo.callback(delattr, holder, names[-1])
+    setattr(holder, names[-1], replacement)
+    return []
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls a function with each of some modules after its import."""
+
+    def __init__(self, names: set[str], act: Callable[[ModuleType], None]) -> None:
+        self._names = names
+        self._act = act
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._names:
+            return None
+        spec = self._plain_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._act(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def remove(self) -> None:
+        sys.meta_path.remove(self)
+
+    def _plain_spec(self, name: str) -> ModuleSpec | None:
+        sys.meta_path.remove(self)
+        try:
+            return find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
