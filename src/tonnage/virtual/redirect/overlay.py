@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -41,9 +42,13 @@ _LARGEST_SHARE_OF_DISK = 0.9
 class Place(Enum):
     """Where a path of the merged file system is."""
 
-    ORIGINAL = "original"  # whatever the user has there
-    CHANGED = "changed"  # in the scratch folder
+    ORIGINAL = "original"  # whatever the user has there, and below
+    MERGED = "merged"  # in the scratch folder; of a folder, the user's entries are seen, too
+    REPLACED = "replaced"  # in the scratch folder, and what the user has there is hidden
     HIDDEN = "hidden"  # deleted by the script
+
+
+IN_SCRATCH = (Place.MERGED, Place.REPLACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,10 @@ class Overlay:
         self._gone = f"{self.root}/gone"
         lines = (scratch / "through").read_text().splitlines()
         in_place = [line for line in lines if not line.startswith("*")]
-        self._system = (*_SYSTEM_FOLDERS, self.root)
-        self._in_place = (*self._system, *in_place)
-        self._compiled = tuple(line[1:] for line in lines if line.startswith("*"))
+        self._system = {*_SYSTEM_FOLDERS, self.root}
+        self._in_place = _prefixes([*self._system, *in_place])
+        self._compiled = _prefixes(line[1:] for line in lines if line.startswith("*"))
+        self._plain_folders: set[str] = set()  # of the user, which are no links
         self._serial = count()
         with (scratch / "state").open("r+b") as state:
             self._changes = mmap.mmap(state.fileno(), _STATE_BYTES)
@@ -97,42 +103,39 @@ class Overlay:
             return None
         follow = follow or text.endswith("/")
         pending = _parts(absolute)
-        canonical = ""
+        folders = [("", Place.MERGED)]  # from the root to the path, each with its place
         links = 0
         while pending:
             part = pending.pop()
             if part == "..":
-                canonical = canonical.rpartition("/")[0]
+                if len(folders) > 1:
+                    folders.pop()
                 continue
-            candidate = f"{canonical}/{part}"
-            if _is_below(candidate, self._system):
+            folder, folder_place = folders[-1]
+            canonical = f"{folder}/{part}"
+            if canonical in self._system:
                 return None
-            target = self._link_target(candidate) if pending or follow else None
+            place = self._place_below(folder_place, canonical)
+            target = None
+            if pending or follow:
+                target = self._link_target(canonical, place, is_last=not pending)
             if target is None:
-                canonical = candidate
+                folders.append((canonical, place))
                 continue
             links += 1
             if links > _MOST_LINKS:
                 return None
             if target.startswith("/"):
-                canonical = ""
+                del folders[1:]
             pending += _parts(target)
+        canonical, place = folders[-1]
         if self._is_left_alone(canonical or "/"):
             return None
-        return self.location(canonical or "/")
-
-    def location(self, canonical: str) -> Location:
-        """Return where a path without links is."""
-        changed = self._files + canonical
-        if _exists(changed):
-            original = _borrowed_path(changed)
-            return Location(canonical, Place.CHANGED, original or changed, original is not None)
-        place = Place.HIDDEN if self.is_hidden(canonical) else Place.ORIGINAL
-        return Location(canonical, place, canonical)
+        return self._location(canonical or "/", place)
 
     def logical(self, physical: str) -> str:
         """Return the path that a script knows, of one that may be in the scratch folder."""
-        if not _is_below(physical, (self._files,)):
+        if not _is_below(physical, (f"{self._files}/",)):
             return physical
         return physical.removeprefix(self._files) or "/"
 
@@ -144,18 +147,6 @@ class Overlay:
         """Whether an open file or folder is one of the user's, which must stay as it is."""
         path = _path_of_descriptor(descriptor)
         return self.locate(path, follow=False) is not None
-
-    def is_hidden(self, canonical: str) -> bool:
-        """Whether the user's file of this path, or a folder above it, was deleted by the script."""
-        if not self._changes[_ANY_DELETED]:
-            return False
-        end = 0
-        while end != len(canonical):
-            slash = canonical.find("/", end + 1)
-            end = len(canonical) if slash < 0 else slash
-            if _exists(self._gone_path(canonical[:end])):
-                return True
-        return False
 
     # Reading
 
@@ -171,7 +162,7 @@ class Overlay:
         if location.place is Place.HIDDEN:
             raise _error(errno.ENOENT, location.canonical)
         names: list[str] = plain.listdir(location.physical)
-        if location.place is Place.ORIGINAL or not self._has_original_folder(location.canonical):
+        if location.place is not Place.MERGED or not _is_folder(location.canonical):
             return names
         own_names = set(names)
         for name in plain.listdir(location.canonical):
@@ -186,7 +177,7 @@ class Overlay:
         """Return the scratch path to open with these flags, after copying what the user has there."""
         is_new = flags & os.O_CREAT and flags & os.O_EXCL
         target = self._files + location.canonical
-        if location.place is Place.CHANGED and not location.is_borrowed:
+        if location.place in IN_SCRATCH and not location.is_borrowed:
             return target  # open(2) itself says what is wrong
         if location.is_of_user and _exists(location.physical):
             if is_new:
@@ -216,7 +207,7 @@ class Overlay:
         self._shadow_parent(location.canonical)
         with suppress(FileNotFoundError):
             plain.unlink(self._files + location.canonical)
-        self._hide_original(location.canonical)
+        self._hide_original(location)
 
     def rmdir(self, location: Location) -> None:
         if not stat.S_ISDIR(self.status(location).st_mode):
@@ -226,13 +217,13 @@ class Overlay:
         self._shadow_parent(location.canonical)
         with suppress(FileNotFoundError):
             plain.rmdir(self._files + location.canonical)
-        self._hide_original(location.canonical)
+        self._hide_original(location)
 
     def rename(self, source: Location, target: Location) -> None:
         is_folder = stat.S_ISDIR(self.status(source).st_mode)
         if source.canonical == target.canonical:
             return
-        if _is_below(target.canonical, (source.canonical,)):
+        if _is_below(target.canonical, (f"{source.canonical}/",)):
             raise _error(errno.EINVAL, target.canonical)
         replaces = self._exists(target)
         if replaces:
@@ -265,53 +256,74 @@ class Overlay:
         folder = self.path_of_descriptor(dir_fd)
         return f"{folder}/{path}" if folder else ""
 
-    def _link_target(self, canonical: str) -> str | None:
-        location = self.location(canonical)
-        if location.place is Place.HIDDEN:
+    def _place_below(self, folder_place: Place, canonical: str) -> Place:
+        """Return the place of an entry of a folder, of which there is nothing to look up in most."""
+        if folder_place in (Place.ORIGINAL, Place.HIDDEN):
+            return folder_place
+        is_in_scratch = _exists(self._files + canonical)
+        if folder_place is Place.REPLACED:
+            return Place.REPLACED if is_in_scratch else Place.HIDDEN
+        is_deleted = self._changes[_ANY_DELETED] and _exists(self._gone_path(canonical))
+        if is_in_scratch:
+            return Place.REPLACED if is_deleted else Place.MERGED
+        return Place.HIDDEN if is_deleted else Place.ORIGINAL
+
+    def _location(self, canonical: str, place: Place) -> Location:
+        if place not in IN_SCRATCH:
+            return Location(canonical, place, canonical)
+        changed = self._files + canonical
+        original = _borrowed_path(changed)
+        return Location(canonical, place, original or changed, original is not None)
+
+    def _location_of(self, canonical: str) -> Location:
+        """Return where a path without links is."""
+        place = Place.MERGED
+        end = 0
+        while end < len(canonical) and canonical != "/":
+            slash = canonical.find("/", end + 1)
+            end = len(canonical) if slash < 0 else slash
+            place = self._place_below(place, canonical[:end])
+        return self._location(canonical, place)
+
+    def _link_target(self, canonical: str, place: Place, *, is_last: bool) -> str | None:
+        if place is Place.HIDDEN or (canonical in self._plain_folders and not is_last):
             return None
+        physical = self._location(canonical, place).physical
         try:
-            target: str = plain.readlink(location.physical)
+            target: str = plain.readlink(physical)
         except OSError:
+            if place is Place.ORIGINAL and not is_last:
+                self._plain_folders.add(canonical)
             return None
         return target
 
     def _is_left_alone(self, canonical: str) -> bool:
         if _is_below(canonical, self._in_place):
             return True
-        return "__pycache__" in canonical.split("/") and _is_below(canonical, self._compiled)
+        return "/__pycache__" in canonical and _is_below(canonical, self._compiled)
 
     def _exists(self, location: Location) -> bool:
         return location.place is not Place.HIDDEN and _exists(location.physical)
 
-    def _has_original_folder(self, canonical: str) -> bool:
-        if self.is_hidden(canonical):
-            return False
-        try:
-            return stat.S_ISDIR(plain.lstat(canonical).st_mode)
-        except OSError:
-            return False
-
     def _shadow_parent(self, canonical: str) -> None:
         """Make the folder above the path in the scratch folder, if the user may write to it."""
-        parent = os.path.dirname(canonical)
-        is_original = not _exists(self._files + parent) and not self.is_hidden(parent)
-        if is_original and _exists(parent) and not plain.access(parent, os.W_OK | os.X_OK):
+        folder = self._location_of(os.path.dirname(canonical))
+        is_original = folder.place is Place.ORIGINAL and _exists(folder.physical)
+        if is_original and not plain.access(folder.physical, os.W_OK | os.X_OK):
             raise _error(errno.EACCES, canonical)
-        self._shadow(parent)
+        self._shadow(folder)
 
-    def _shadow(self, folder: str) -> None:
-        changed = self._files + folder
-        if _exists(changed):
-            if not stat.S_ISDIR(plain.lstat(changed).st_mode):
-                raise _error(errno.ENOTDIR, folder)
-            return
-        if self.is_hidden(folder):
-            raise _error(errno.ENOENT, folder)
-        mode = plain.stat(folder).st_mode
+    def _shadow(self, folder: Location) -> None:
+        """Make a folder, and those above it, in the scratch folder."""
+        mode = plain.stat(folder.physical).st_mode if folder.place is not Place.HIDDEN else 0
+        if not mode:
+            raise _error(errno.ENOENT, folder.canonical)
         if not stat.S_ISDIR(mode):
-            raise _error(errno.ENOTDIR, folder)
-        if folder != "/":
-            self._shadow(os.path.dirname(folder))
+            raise _error(errno.ENOTDIR, folder.canonical)
+        if folder.place in IN_SCRATCH:
+            return
+        self._shadow(self._location_of(os.path.dirname(folder.canonical)))
+        changed = self._files + folder.canonical
         with suppress(FileExistsError):
             plain.mkdir(changed, 0o700)
             plain.chmod(changed, stat.S_IMODE(mode) | 0o700)
@@ -324,7 +336,7 @@ class Overlay:
             raise _error(errno.EISDIR, location.canonical)
         if not plain.access(location.physical, os.W_OK):
             raise _error(errno.EACCES, location.canonical)
-        self._shadow(os.path.dirname(location.canonical))
+        self._shadow(self._location_of(os.path.dirname(location.canonical)))
         copy = f"{self.root}/views/copy-{os.getpid()}-{threading.get_ident()}-{next(self._serial)}"
         target = self._files + location.canonical
         new = plain.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -366,24 +378,26 @@ class Overlay:
             plain.mkdir(target_path, stat.S_IMODE(status.st_mode) | 0o700)
             self._note()
             for name in names:
-                entry = self.location(_child(source.canonical, name))
+                entry = self._location_of(_child(source.canonical, name))
                 self._move(entry, _child(target, name))
-            if source.place is Place.CHANGED:
+            if source.place in IN_SCRATCH:
                 plain.rmdir(self._files + source.canonical)
-        elif source.place is Place.CHANGED:
+        elif source.place in IN_SCRATCH:
             plain.rename(self._files + source.canonical, target_path)
         else:
             with suppress(FileNotFoundError):
                 plain.unlink(target_path)
             plain.symlink(BORROWED + source.canonical, target_path)
-        self._hide_original(source.canonical)
+        self._hide_original(source)
 
-    def _hide_original(self, canonical: str) -> None:
-        if not self.is_hidden(canonical) and _exists(canonical):
+    def _hide_original(self, location: Location) -> None:
+        """Hide what the user has at a path, if anything is seen there."""
+        is_seen = location.place in (Place.ORIGINAL, Place.MERGED)
+        if is_seen and _exists(location.canonical):
             self._changes[_ANY_DELETED] = 1
             flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-            record = plain.open(self._gone_path(canonical), flags, 0o600)
-            os.write(record, os.fsencode(canonical))
+            record = plain.open(self._gone_path(location.canonical), flags, 0o600)
+            os.write(record, os.fsencode(location.canonical))
             plain.close(record)
         self._note()
 
@@ -404,7 +418,18 @@ def _child(folder: str, name: str) -> str:
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+    return f"{path}/".startswith(folders)
+
+
+def _prefixes(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{folder.rstrip('/')}/" for folder in folders)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(plain.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _exists(path: str) -> bool:

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 from tonnage.virtual.redirect.native_files import Pairs, rebind, redirect_native_files
-from tonnage.virtual.redirect.overlay import Location, Overlay, Place, plain
+from tonnage.virtual.redirect.overlay import IN_SCRATCH, Location, Overlay, Place, plain
 
 # Functions of `os`, by what they do with the path that is their first argument.
 _READING = "stat lstat statvfs readlink getxattr listxattr".split()
@@ -285,10 +285,10 @@ class PythonRedirector:
         if isinstance(path, int):
             logical = overlay.path_of_descriptor(path)
             location = overlay.locate(logical, follow=False)
-            return location if location and location.place is Place.CHANGED else None
+            return location if location and location.place in IN_SCRATCH else None
         folder = "." if path is None else path
         location = self._to_read(folder)
-        if location is None or location.place is Place.CHANGED:
+        if location is None or location.place in IN_SCRATCH:
             return location
         # Plain entries are faster, and right if no link leads to the folder.
         physical = os.path.join(plain.getcwd(), os.fsdecode(folder))
