@@ -129,65 +129,76 @@ NATIVE_FILES: tuple[tuple[str, str, Wrap], ...] = (
 )  # fmt: skip
 
 
-def redirect_native_files(physical: PhysicalPath, undo: ExitStack) -> None:
-    """Replace the functions in modules that are imported, and in others after their import."""
-
-    def replace_in(module: ModuleType) -> None:
-        pairs = []
-        for module_name, name, wrap in NATIVE_FILES:
-            if module_name == module.__name__:
-                pairs += _replace(module, name.split("."), wrap, physical, undo)
-        rebind(pairs)
-        undo.callback(rebind, _reversed(pairs))
-
-    names = {name for name, _, _ in NATIVE_FILES}
-    for name in names & sys.modules.keys():
-        replace_in(sys.modules[name])
-    finder = _AfterImport(names, replace_in)
-    sys.meta_path.insert(0, finder)
-    undo.callback(finder.remove)
-
-
 Pairs = list[tuple[Any, Any]]
 
 
-def rebind(pairs: Pairs, functions_with_defaults: Sequence[FunctionType] = ()) -> None:
-    """Replace each first object by the second in all modules, and in the defaults of functions."""
+class NativeFiles:
+    """Replaces the functions of `NATIVE_FILES`."""
+
+    def __init__(self, physical: PhysicalPath) -> None:
+        self.pairs: Pairs = []  # functions and their replacements, which modules have bound
+        self._physical = physical
+        self._undo = ExitStack()
+
+    def begin(self) -> None:
+        """Replace what is imported but for the bindings, which the caller does, and watch imports."""
+        names = {name for name, _, _ in NATIVE_FILES}
+        for name in names & sys.modules.keys():
+            self._replace_in(sys.modules[name])
+        finder = _AfterImport(names, self._replace_after_import)
+        sys.meta_path.insert(0, finder)
+        self._undo.callback(finder.remove)
+
+    def end(self) -> None:
+        """Put the methods back."""
+        self._undo.close()
+
+    def _replace_after_import(self, module: ModuleType) -> None:
+        pairs = self._replace_in(module)
+        rebind(pairs, within=module.__name__)
+
+    def _replace_in(self, module: ModuleType) -> Pairs:
+        pairs = []
+        for module_name, name, wrap in NATIVE_FILES:
+            if module_name != module.__name__:
+                continue
+            *holders, attribute = name.split(".")
+            holder: Any = module
+            for part in holders:
+                holder = getattr(holder, part, None)
+            function = getattr(holder, attribute, None)
+            if function is None:  # this version has none
+                continue
+            replacement = wrap(function, self._physical)
+            if isinstance(holder, type):
+                self._replace_method(holder, attribute, replacement)
+            else:
+                pairs.append((function, replacement))
+        self.pairs += pairs
+        return pairs
+
+    def _replace_method(self, holder: type, name: str, replacement: Any) -> None:
+        if name in vars(holder):
+            self._undo.callback(setattr, holder, name, vars(holder)[name])
+        else:  # it is inherited
+            self._undo.callback(delattr, holder, name)
+        setattr(holder, name, replacement)
+
+
+def rebind(pairs: Pairs, functions: Sequence[FunctionType] = (), *, within: str = "") -> None:
+    """Replace each first object by the second in all modules (of a package), and in the defaults of functions."""
     replacements = {id(old): new for old, new in pairs}
-    for module in list(sys.modules.values()):
+    for module_name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", None)
-        if not isinstance(namespace, dict):
+        is_meant = f"{module_name}.".startswith(f"{within}.") if within else True
+        if not is_meant or not isinstance(namespace, dict):
             continue
-        for name, value in list(namespace.items()):
-            if id(value) in replacements:
-                namespace[name] = replacements[id(value)]
-    for function in functions_with_defaults:
+        bound = [name for name, value in namespace.copy().items() if id(value) in replacements]
+        for name in bound:
+            namespace[name] = replacements[id(namespace[name])]
+    for function in functions:
         defaults = function.__defaults__ or ()
         function.__defaults__ = tuple(replacements.get(id(value), value) for value in defaults)
-
-
-def _reversed(pairs: Pairs) -> Pairs:
-    return [(new, old) for old, new in pairs]
-
-
-def _replace(
-    module: ModuleType, names: list[str], wrap: Wrap, physical: PhysicalPath, undo: ExitStack
-) -> Pairs:
-    holder: Any = module
-    for name in names[:-1]:
-        holder = getattr(holder, name, None)
-    function = getattr(holder, names[-1], None)
-    if function is None:  # this version has none
-        return []
-    replacement = wrap(function, physical)
-    if not isinstance(holder, type):
-        return [(function, replacement)]
-    if names[-1] in vars(holder):
-        undo.callback(setattr, holder, names[-1], vars(holder)[names[-1]])
-    else:
-        undo.callback(delattr, holder, names[-1])
-    setattr(holder, names[-1], replacement)
-    return []
 
 
 class _AfterImport(MetaPathFinder):
@@ -197,9 +208,7 @@ class _AfterImport(MetaPathFinder):
         self._names = names
         self._act = act
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self._names:
             return None
         spec = self._plain_spec(name)

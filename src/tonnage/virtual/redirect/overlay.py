@@ -93,9 +93,7 @@ class Overlay:
 
     # Paths
 
-    def locate(
-        self, path: AnyPath, *, follow: bool = True, dir_fd: int | None = None
-    ) -> Location | None:
+    def locate(self, path: AnyPath, *, follow: bool = True, dir_fd: int | None = None) -> Location | None:
         """Return where a path is; None if it is written in place, or is wrong."""
         text = os.fsdecode(path)
         absolute = self._absolute(text, dir_fd) if text else ""
@@ -464,4 +462,3 @@ def _path_of_descriptor(descriptor: int) -> str:
 
 def _error(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
-

@@ -18,14 +18,12 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 
-from tonnage.virtual.redirect.native_files import Pairs, rebind, redirect_native_files
+from tonnage.virtual.redirect.native_files import NativeFiles, Pairs, rebind
 from tonnage.virtual.redirect.overlay import IN_SCRATCH, Location, Overlay, Place, plain
 
 # Functions of `os`, by what they do with the path that is their first argument.
 _READING = "stat lstat statvfs readlink getxattr listxattr".split()
-_CHANGING_ATTRIBUTES = (
-    "chmod lchmod chown lchown utime setxattr removexattr chflags lchflags fchmod fchown".split()
-)
+_CHANGING_ATTRIBUTES = "chmod lchmod chown lchown utime setxattr removexattr chflags lchflags fchmod fchown".split()
 _MAKING = "mkfifo mknod".split()
 _NOT_FOLLOWING = ("lstat", "readlink", "lchmod", "lchown", "lchflags")
 _SUPPORTS = (
@@ -46,6 +44,8 @@ class PythonRedirector:
     def __init__(self) -> None:
         self._overlay: Overlay | None = None
         self._thread = threading.local()
+        self._native_files = NativeFiles(self._physical_path)
+        self._functions: Pairs = []
         self._undo = ExitStack()
 
     def variables(self, scratch: Path) -> dict[str, str]:
@@ -56,12 +56,10 @@ class PythonRedirector:
         """Redirect from here on."""
         self._overlay = Overlay(scratch)
         self._undo.callback(self._overlay.close)
-        pairs = self._replacements()
-        functions = _functions_with_defaults()
-        rebind(pairs, functions)
-        self._undo.callback(rebind, [(new, old) for old, new in pairs], functions)
-        self._declare_supported(pairs)
-        redirect_native_files(self._physical_path, self._undo)
+        self._native_files.begin()
+        self._functions = self._replacements()
+        rebind([*self._functions, *self._native_files.pairs], _functions_with_defaults())
+        self._declare_supported()
         self._place_sockets(scratch / "sockets")
         PythonRedirector.active = self
 
@@ -73,6 +71,9 @@ class PythonRedirector:
         folder = overlay.logical(plain.getcwd())
         self._overlay = None
         PythonRedirector.active = None
+        self._native_files.end()
+        replaced = [*self._functions, *self._native_files.pairs]
+        rebind([(new, old) for old, new in replaced], _functions_with_defaults())
         self._undo.close()
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
@@ -191,9 +192,7 @@ class PythonRedirector:
 
     def _open(self, function: Any) -> Any:
         @wraps(function)
-        def open_descriptor(
-            path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
-        ) -> int:
+        def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             follow = not flags & os.O_NOFOLLOW
             if not _writes(flags):
                 location = self._to_read(path, follow=follow, dir_fd=dir_fd)
@@ -240,9 +239,7 @@ class PythonRedirector:
 
             plain = plain_class
 
-            def __init__(
-                self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None
-            ) -> None:
+            def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
                 is_redirected = not isinstance(file, int) and redirector._redirecting() is not None
                 if opener is None and is_redirected:
                     opener = _open_redirected
@@ -381,9 +378,7 @@ class PythonRedirector:
 
     def _rename(self, function: Any) -> Any:
         @wraps(function)
-        def rename(
-            src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
-        ) -> None:
+        def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
             source = self._to_change(src, dir_fd=src_dir_fd)
             target = self._to_change(dst, dir_fd=dst_dir_fd)
             with _naming(src, dst):
@@ -430,9 +425,7 @@ class PythonRedirector:
 
     def _symlink(self, function: Any) -> Any:
         @wraps(function)
-        def symlink(
-            src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None
-        ) -> None:
+        def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
             change = self._to_change(dst, dir_fd=dir_fd)
             if change is None:
                 function(src, dst, target_is_directory, dir_fd=dir_fd)
@@ -483,10 +476,11 @@ class PythonRedirector:
 
     # What else begins and ends
 
-    def _declare_supported(self, pairs: Pairs) -> None:
+    def _declare_supported(self) -> None:
         """Add the functions to the sets of those that take a descriptor, and so on."""
         for supported in _SUPPORTS:
-            replacements = {new for old, new in pairs if isinstance(new, FunctionType) and old in supported}
+            functions = [pair for pair in self._functions if isinstance(pair[1], FunctionType)]
+            replacements = {new for old, new in functions if old in supported}
             supported |= replacements
             self._undo.callback(supported.difference_update, replacements)
 
