@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import tonnage
 from tonnage.virtual.redirect import Redirection
+from tonnage.virtual.redirect.native_files import rebind
 from tonnage.virtual.redirect.python_level import PythonRedirector
 from virtual.redirect import ways
 from virtual.redirect.folders import contents
@@ -27,6 +28,7 @@ UNSUPPORTED = {
     ways.python_child: "a program that the script starts writes in place",
     ways.spawned_workers: "a spawned process writes in place",
     ways.socket_file: "native code takes the path of a socket",
+    ways.deepspeed: "DeepSpeed is installed apart from what the tests import",
     ways.at_exit: "it writes at the end of the process, which is that of the tests",
 }
 SUPPORTED = [way for way in ways.WITHOUT_TORCH if way not in UNSUPPORTED]
@@ -132,6 +134,18 @@ def test_functions_are_restored_in_every_module(folder: Path) -> None:
     assert vars(tempfile)["_TemporaryFileCloser"].close.__defaults__ == names
 
 
+def test_functions_that_classes_hold_are_replaced() -> None:
+    class Globber:
+        scandir = staticmethod(os.scandir)
+
+        def close(self, unlink: object = os.unlink) -> object:
+            return unlink
+
+    rebind([(os.scandir, print), (os.unlink, len)], [Globber], within="none")
+    assert Globber.scandir is print
+    assert Globber().close() is len
+
+
 def test_script_that_begins_again_finds_the_original_files(folder: Path) -> None:
     before = contents(folder)
     with redirection() as redirected:
@@ -155,11 +169,11 @@ def test_errors_name_the_path_that_the_script_gave(folder: Path) -> None:
     with redirection():
         os.remove("notes.txt")
         with pytest.raises(FileNotFoundError) as missing:
-            open("notes.txt")
+            Path("notes.txt").read_text()
         with pytest.raises(IsADirectoryError) as is_folder:
-            open("data", "w")
-    assert missing.value.filename == "notes.txt"
-    assert is_folder.value.filename == "data"
+            Path("data").write_text("x")
+    assert os.fspath(missing.value.filename) == "notes.txt"
+    assert os.fspath(is_folder.value.filename) == "data"
 
 
 def test_redirection_within_another_is_the_outer_one(folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""Gives scratch paths to native code that opens files itself, where functions of Python are redirected.
+"""Gives scratch paths to native code that opens files itself, for a redirection in Python.
 
-`NATIVE_FILES` lists the functions and classes. Each is replaced when its module is imported, or at once if it is.
+`NATIVE_FILES` lists the functions and classes. Each is replaced at once if its module is imported,
+or else after its import.
 """
 
 import os
@@ -20,6 +21,7 @@ Flags = Callable[..., int]  # of open(2), from a call's arguments
 
 _REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _UPDATE = os.O_RDWR | os.O_CREAT
+_HDF5_READ_WRITE, _HDF5_TRUNCATE = 1, 2  # H5F_ACC_RDWR, H5F_ACC_TRUNC
 _IN_MEMORY = (":memory:", b":memory:", "", b"")
 
 
@@ -32,15 +34,11 @@ def _replaces(*arguments: Any, **keywords: Any) -> int:
 
 
 def _hdf5_flags(name: Any, flags: int = 0, *arguments: Any, **keywords: Any) -> int:
-    import h5py
-
-    return os.O_RDWR if flags & h5py.h5f.ACC_RDWR else os.O_RDONLY
+    return os.O_RDWR if flags & _HDF5_READ_WRITE else os.O_RDONLY
 
 
 def _hdf5_flags_of_new(name: Any, flags: int = 0, *arguments: Any, **keywords: Any) -> int:
-    import h5py
-
-    return _REPLACE if flags & h5py.h5f.ACC_TRUNC else os.O_RDWR | os.O_CREAT | os.O_EXCL
+    return _REPLACE if flags & _HDF5_TRUNCATE else os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 def _storage_flags(filename: Any, shared: bool = False, *arguments: Any, **keywords: Any) -> int:
@@ -141,7 +139,7 @@ class NativeFiles:
         self._undo = ExitStack()
 
     def begin(self) -> None:
-        """Replace what is imported but for the bindings, which the caller does, and watch imports."""
+        """Replace methods, list functions for the caller to rebind, and watch imports."""
         names = {name for name, _, _ in NATIVE_FILES}
         for name in names & sys.modules.keys():
             self._replace_in(sys.modules[name])
@@ -185,8 +183,8 @@ class NativeFiles:
         setattr(holder, name, replacement)
 
 
-def rebind(pairs: Pairs, functions: Sequence[FunctionType] = (), *, within: str = "") -> None:
-    """Replace each first object by the second in all modules (of a package), and in the defaults of functions."""
+def rebind(pairs: Pairs, classes: Sequence[type] = (), *, within: str = "") -> None:
+    """Replace each first object by the second in all modules, or a package's, and in classes."""
     replacements = {id(old): new for old, new in pairs}
     for module_name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", None)
@@ -196,9 +194,18 @@ def rebind(pairs: Pairs, functions: Sequence[FunctionType] = (), *, within: str 
         bound = [name for name, value in namespace.copy().items() if id(value) in replacements]
         for name in bound:
             namespace[name] = replacements[id(namespace[name])]
-    for function in functions:
-        defaults = function.__defaults__ or ()
-        function.__defaults__ = tuple(replacements.get(id(value), value) for value in defaults)
+    for holder in classes:
+        _rebind_class(holder, replacements)
+
+
+def _rebind_class(holder: type, replacements: dict[int, Any]) -> None:
+    """Replace static methods, and defaults of the other ones."""
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, staticmethod) and id(value.__func__) in replacements:
+            setattr(holder, name, staticmethod(replacements[id(value.__func__)]))
+        if isinstance(value, FunctionType) and value.__defaults__:
+            defaults = [replacements.get(id(default), default) for default in value.__defaults__]
+            value.__defaults__ = tuple(defaults)
 
 
 class _AfterImport(MetaPathFinder):
@@ -208,7 +215,12 @@ class _AfterImport(MetaPathFinder):
         self._names = names
         self._act = act
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
         if name not in self._names:
             return None
         spec = self._plain_spec(name)
@@ -220,7 +232,7 @@ class _AfterImport(MetaPathFinder):
             execute(module)
             self._act(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader.exec_module = exec_module
         return spec
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Redirects what a script and its children write below Python, with the native library: on Linux."""
+"""Redirects what a script and its children write, with the native library: on Linux."""
 
 import ctypes
 import os

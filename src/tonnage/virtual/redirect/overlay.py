@@ -1,8 +1,9 @@
-"""The merged file system of a redirection, in Python: the scratch folder on top of the user's files.
+"""The merged file system of a redirection, in Python: the scratch folder over the user's files.
 
-The folder has the layout of native/redirect.h: a file, folder or link that the script made or changed is at
-`files/PATH`, a record in `gone/` holds the path of one that it deleted. The folder is the whole state, so forked
-children share it. Functions of `os` are replaced while a redirection is active; `plain` keeps the real ones.
+The folder has the layout of native/redirect.h: a file, folder or link that the script made or
+changed is at `files/PATH`, a record in `gone/` holds the path of one that it deleted. The folder
+is the whole state, so forked children share it. Functions of `os` are replaced while a redirection
+is active; `plain` keeps the real ones.
 """
 
 import errno
@@ -26,8 +27,8 @@ from tonnage.virtual.redirect.scratch import BORROWED, copy_sparsely
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _NAMES = """
-access chdir chmod close getcwd link listdir lstat mkdir mkfifo mknod open readlink remove rename rmdir scandir
-stat statvfs symlink truncate unlink utime
+access chdir chmod close getcwd link listdir lstat mkdir open readlink rename rmdir stat statvfs
+symlink unlink utime
 """.split()
 plain = SimpleNamespace(**{name: getattr(os, name) for name in _NAMES})
 
@@ -67,7 +68,7 @@ class Location:
 
 
 class Overlay:
-    """Reads and changes the merged file system; failures are an OSError, as those of the functions of `os`."""
+    """Reads and changes the merged file system; it fails with an OSError, as `os` does."""
 
     def __init__(self, scratch: Path) -> None:
         self.root = os.path.realpath(scratch)
@@ -93,7 +94,13 @@ class Overlay:
 
     # Paths
 
-    def locate(self, path: AnyPath, *, follow: bool = True, dir_fd: int | None = None) -> Location | None:
+    def locate(
+        self,
+        path: AnyPath,
+        *,
+        follow: bool = True,
+        dir_fd: int | None = None,
+    ) -> Location | None:
         """Return where a path is; None if it is written in place, or is wrong."""
         text = os.fsdecode(path)
         absolute = self._absolute(text, dir_fd) if text else ""
@@ -172,7 +179,7 @@ class Overlay:
     # Changes
 
     def path_to_write(self, location: Location, flags: int) -> str:
-        """Return the scratch path to open with these flags, after copying what the user has there."""
+        """Return the scratch path to open with these flags; the user's content is in it."""
         is_new = flags & os.O_CREAT and flags & os.O_EXCL
         target = self._files + location.canonical
         if location.place in IN_SCRATCH and not location.is_borrowed:
@@ -255,7 +262,7 @@ class Overlay:
         return f"{folder}/{path}" if folder else ""
 
     def _place_below(self, folder_place: Place, canonical: str) -> Place:
-        """Return the place of an entry of a folder, of which there is nothing to look up in most."""
+        """Return the place of a folder's entry; in most folders there is nothing to look up."""
         if folder_place in (Place.ORIGINAL, Place.HIDDEN):
             return folder_place
         is_in_scratch = _exists(self._files + canonical)
@@ -328,7 +335,7 @@ class Overlay:
         self._note()
 
     def _copy(self, location: Location, *, with_data: bool) -> None:
-        """Copy a user's file to its scratch path in one step, because other threads may want it, too."""
+        """Copy a user's file to its scratch path in one step: other threads may want it, too."""
         status = plain.stat(location.physical)
         if stat.S_ISDIR(status.st_mode):
             raise _error(errno.EISDIR, location.canonical)

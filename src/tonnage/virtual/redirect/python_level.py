@@ -1,10 +1,12 @@
-"""Redirects what a script writes by replacing functions of Python: where there is no native library for it.
+"""Redirects what a script writes by replacing functions of Python, where no native library can.
 
-It reaches Python code, and native code that is listed in `native_files`. It does not reach other native code, nor
-programs and spawned processes that the script starts; forked children are redirected.
+It reaches Python code, and native code that is listed in `native_files`. It does not reach other
+native code, nor programs and spawned processes that the script starts; forked children are
+redirected.
 """
 
 import errno
+import glob
 import io
 import os
 import stat
@@ -23,7 +25,9 @@ from tonnage.virtual.redirect.overlay import IN_SCRATCH, Location, Overlay, Plac
 
 # Functions of `os`, by what they do with the path that is their first argument.
 _READING = "stat lstat statvfs readlink getxattr listxattr".split()
-_CHANGING_ATTRIBUTES = "chmod lchmod chown lchown utime setxattr removexattr chflags lchflags fchmod fchown".split()
+_CHANGING_ATTRIBUTES = """
+chmod lchmod fchmod chown lchown fchown chflags lchflags utime setxattr removexattr
+""".split()
 _MAKING = "mkfifo mknod".split()
 _NOT_FOLLOWING = ("lstat", "readlink", "lchmod", "lchown", "lchflags")
 _SUPPORTS = (
@@ -56,11 +60,11 @@ class PythonRedirector:
         """Redirect from here on."""
         self._overlay = Overlay(scratch)
         self._undo.callback(self._overlay.close)
+        self._place_sockets(scratch / "sockets")
         self._native_files.begin()
         self._functions = self._replacements()
-        rebind([*self._functions, *self._native_files.pairs], _functions_with_defaults())
+        rebind([*self._functions, *self._native_files.pairs], _standard_classes())
         self._declare_supported()
-        self._place_sockets(scratch / "sockets")
         PythonRedirector.active = self
 
     def end(self) -> None:
@@ -73,7 +77,7 @@ class PythonRedirector:
         PythonRedirector.active = None
         self._native_files.end()
         replaced = [*self._functions, *self._native_files.pairs]
-        rebind([(new, old) for old, new in replaced], _functions_with_defaults())
+        rebind([(new, old) for old, new in replaced], _standard_classes())
         self._undo.close()
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
@@ -95,7 +99,13 @@ class PythonRedirector:
             return None
         return self._overlay
 
-    def _to_read(self, path: Any, *, follow: bool = True, dir_fd: int | None = None) -> Location | None:
+    def _to_read(
+        self,
+        path: Any,
+        *,
+        follow: bool = True,
+        dir_fd: int | None = None,
+    ) -> Location | None:
         """Return where to read a path; None as it is."""
         overlay = self._redirecting()
         if overlay is None or isinstance(path, int) or not overlay.has_changes:
@@ -192,7 +202,13 @@ class PythonRedirector:
 
     def _open(self, function: Any) -> Any:
         @wraps(function)
-        def open_descriptor(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        def open_descriptor(
+            path: Any,
+            flags: int,
+            mode: int = 0o777,
+            *,
+            dir_fd: int | None = None,
+        ) -> int:
             follow = not flags & os.O_NOFOLLOW
             if not _writes(flags):
                 location = self._to_read(path, follow=follow, dir_fd=dir_fd)
@@ -234,12 +250,18 @@ class PythonRedirector:
     def _file_io(self, plain_class: Any) -> Any:
         redirector = self
 
-        class FileIO(plain_class, metaclass=_Instances):  # type: ignore[misc]
+        class FileIO(plain_class, metaclass=_Instances):
             """io.FileIO; the objects that `open` makes are instances of it, too."""
 
             plain = plain_class
 
-            def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
+            def __init__(
+                self,
+                file: Any,
+                mode: str = "r",
+                closefd: bool = True,
+                opener: Any = None,
+            ) -> None:
                 is_redirected = not isinstance(file, int) and redirector._redirecting() is not None
                 if opener is None and is_redirected:
                     opener = _open_redirected
@@ -378,7 +400,13 @@ class PythonRedirector:
 
     def _rename(self, function: Any) -> Any:
         @wraps(function)
-        def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        def rename(
+            src: Any,
+            dst: Any,
+            *,
+            src_dir_fd: int | None = None,
+            dst_dir_fd: int | None = None,
+        ) -> None:
             source = self._to_change(src, dir_fd=src_dir_fd)
             target = self._to_change(dst, dir_fd=dst_dir_fd)
             with _naming(src, dst):
@@ -425,7 +453,13 @@ class PythonRedirector:
 
     def _symlink(self, function: Any) -> Any:
         @wraps(function)
-        def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        def symlink(
+            src: Any,
+            dst: Any,
+            target_is_directory: bool = False,
+            *,
+            dir_fd: int | None = None,
+        ) -> None:
             change = self._to_change(dst, dir_fd=dir_fd)
             if change is None:
                 function(src, dst, target_is_directory, dir_fd=dir_fd)
@@ -602,7 +636,7 @@ def _naming(path: Any, second: Any = None) -> Iterator[None]:
         raise
 
 
-def _functions_with_defaults() -> list[FunctionType]:
-    """Return functions whose defaults hold functions of `os`."""
-    closer = vars(tempfile)["_TemporaryFileCloser"]
-    return [value for value in vars(closer).values() if isinstance(value, FunctionType)]
+def _standard_classes() -> list[type]:
+    """Return the classes of the standard library that hold functions of `os`, in this version."""
+    classes = [vars(tempfile).get("_TemporaryFileCloser"), vars(glob).get("_StringGlobber")]
+    return [holder for holder in classes if holder is not None]
