@@ -1,6 +1,7 @@
 """The redirection for platforms without the native library: the same ways of writing, in the test's own process."""
 
 import builtins
+import importlib
 import io
 import logging
 import os
@@ -121,6 +122,37 @@ def test_written_files_are_listed_and_kept(folder: Path, tmp_path: Path) -> None
     }
     assert Path(tmp_path / "kept/model.old.pt").read_bytes() == ways.ORIGINALS["model.pt"]
     assert Path(tmp_path / "kept/runs/log.txt").stat().st_size == 100
+
+
+def test_renamed_links_are_links(folder: Path, tmp_path: Path) -> None:
+    with redirection(keep=tmp_path / "kept"):
+        os.rename("latest", "newest")
+        assert os.readlink("newest") == "checkpoints/checkpoint-1"
+        Path("newest/notes.txt").write_text("new")
+        assert os.path.realpath("newest/notes.txt") == f"{folder}/checkpoints/checkpoint-1/notes.txt"
+        assert not os.path.lexists("latest")
+    assert os.readlink(tmp_path / "kept/newest") == "checkpoints/checkpoint-1"
+
+
+def test_paths_of_every_kind_lead_to_the_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    before = contents(folder)
+    with redirection():
+        with open(b"model.pt", "wb") as file:
+            file.write(b"new")
+        assert os.readlink(b"latest") == b"checkpoints/checkpoint-1"
+        assert sorted(entry.name for entry in os.scandir(b".")) == sorted(os.listdir(b"."))
+        with io.FileIO("notes.txt", "a") as raw:
+            raw.write(b"more")
+        assert Path("latest/../../notes.txt").read_bytes() == b"written by hand\nmore"
+        descriptor = os.open("data", os.O_RDONLY)
+        with open("part", "wb", opener=lambda path, flags: os.open(path, flags, dir_fd=descriptor)) as file:
+            file.write(b"x")
+        os.close(descriptor)
+        assert Path("data/part").read_bytes() == b"x"
+        Path("written.py").write_text("VALUE = 3")
+        assert importlib.import_module("written").VALUE == 3
+    assert contents(folder) == before
 
 
 def test_functions_are_restored_in_every_module(folder: Path) -> None:

@@ -247,7 +247,7 @@ class Overlay:
         self.status(source)
         linked = self.new_path(target)
         if source.is_of_user:
-            plain.symlink(BORROWED + source.physical, linked)
+            _borrow(source.physical, linked)
         else:
             plain.link(source.physical, linked)
 
@@ -392,7 +392,7 @@ class Overlay:
         else:
             with suppress(FileNotFoundError):
                 plain.unlink(target_path)
-            plain.symlink(BORROWED + source.canonical, target_path)
+            _borrow(source.physical, target_path)
         self._hide_original(source)
 
     def _hide_original(self, location: Location) -> None:
@@ -443,6 +443,12 @@ def _exists(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _borrow(original: str, changed: str) -> None:
+    """Make a link in the scratch folder that stands for a user's file; of a link, make a copy."""
+    is_link = stat.S_ISLNK(plain.lstat(original).st_mode)
+    plain.symlink(plain.readlink(original) if is_link else BORROWED + original, changed)
 
 
 def _borrowed_path(changed: str) -> str | None:

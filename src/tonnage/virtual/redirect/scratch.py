@@ -74,8 +74,9 @@ class ScratchFolder:
     def _files(self) -> Iterator[tuple[Path, Path]]:
         """Yield each file's path and its scratch copy."""
         root = self.path / "files"
-        for parent, _, names in os.walk(root):
-            for name in names:
+        for parent, folders, names in os.walk(root):
+            links_to_folders = [name for name in folders if Path(parent, name).is_symlink()]
+            for name in [*names, *links_to_folders]:
                 scratch_copy = Path(parent, name)
                 path = Path("/") / scratch_copy.relative_to(root)
                 is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(BORROWED)
