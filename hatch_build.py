@@ -1,8 +1,9 @@
-"""Builds the stand-in CUDA libraries into a wheel, so that whoever installs it needs no compiler.
+"""Builds the stand-in CUDA libraries, and the library that redirects a script's writes, into a wheel, so that whoever
+installs it needs no compiler.
 
     pip wheel .                                       for this machine, with its own C compiler or zig
     TONNAGE_TARGET=aarch64-linux-gnu pip wheel .      for that machine, with zig (fetched as the package `ziglang`)
-    TONNAGE_TARGET=any pip wheel .                    a pure one, for macOS and whatever else has no stand-ins
+    TONNAGE_TARGET=any pip wheel .                    a pure one, for macOS and whatever else has neither
 
 Without a C compiler, and where the machine does not run Linux, the wheel is a pure one that builds them on first use.
 An editable install builds nothing.
@@ -36,18 +37,27 @@ class StandInLibraries(BuildHookInterface):
             return
         compiler, tag = find_compiler(os.environ.get("TONNAGE_TARGET", ""))
         if not compiler:
-            self.app.display_warning(f"A pure wheel, without the stand-in CUDA libraries: {tag}")
+            self.app.display_warning(f"A pure wheel, without native libraries: {tag}")
             return
         # The package that is being built has the code that compiles them.
         sys.path.insert(0, str(Path(self.root) / "src"))
-        from tonnage.virtual.driver.build import SHIPPED, build
+        from tonnage.virtual.driver import build as stand_ins
+        from tonnage.virtual.redirect import build as redirection
 
         self.folder = tempfile.mkdtemp(prefix="tonnage-libraries-")
+        stand_in_folder = Path(self.folder) / "driver"
         for cuda in VERSIONS_OF_CUDA:
-            made = Path(self.folder) / f"cuda{cuda}"
-            made.mkdir()
-            build(compiler, cuda, made)
-        build_data["force_include"][self.folder] = SHIPPED.relative_to(Path(self.root) / "src").as_posix()
+            made = stand_in_folder / f"cuda{cuda}"
+            made.mkdir(parents=True)
+            stand_ins.build(compiler, cuda, made)
+        redirection_folder = Path(self.folder) / "redirect"
+        redirection_folder.mkdir()
+        redirection.build(compiler, redirection_folder / redirection.LIBRARY)
+        source = Path(self.root) / "src"
+        build_data["force_include"] |= {
+            str(stand_in_folder): stand_ins.SHIPPED.relative_to(source).as_posix(),
+            str(redirection_folder): redirection.SHIPPED.relative_to(source).as_posix(),
+        }
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
 

@@ -13,9 +13,11 @@ import pytest
 
 import tonnage
 from tonnage.virtual.driver import build
+from tonnage.virtual.redirect import build as redirection
 
 ROOT = Path(__file__).parents[2]
 INSIDE = "tonnage/virtual/driver/lib"
+REDIRECTION = f"tonnage/virtual/redirect/lib/{redirection.LIBRARY}"
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed: make setup"
@@ -44,6 +46,10 @@ def libraries_in(wheel: Path) -> set[str]:
     return {name.removeprefix(f"{INSIDE}/") for name in zipfile.ZipFile(wheel).namelist() if name.startswith(INSIDE)}
 
 
+def has_redirection(wheel: Path) -> bool:
+    return REDIRECTION in zipfile.ZipFile(wheel).namelist()
+
+
 def test_wheel_carries_libraries_that_load(tmp_path: Path) -> None:
     compiler, tag = hook().find_compiler("")
     if not compiler:
@@ -54,6 +60,7 @@ def test_wheel_carries_libraries_that_load(tmp_path: Path) -> None:
     assert tag.endswith(platform.machine())
     names = {cuda: {build.CORE, *(library.soname for library in build.libraries(cuda))} for cuda in (12, 13)}
     assert libraries_in(wheel) == {f"cuda{cuda}/{name}" for cuda, inside in names.items() for name in inside}
+    assert has_redirection(wheel)
 
     # The loader gives a caller the symbols under the version that it asks for.
     zipfile.ZipFile(wheel).extractall(tmp_path)
@@ -69,6 +76,17 @@ def test_wheel_carries_libraries_that_load(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True"], done.stderr
 
+    # A program that is started with the other library writes into the scratch folder.
+    scratch = tmp_path / "scratch"
+    for part in ("files", "gone", "views"):
+        (scratch / part).mkdir(parents=True)
+    (scratch / "state").write_bytes(bytes(1 << 18))
+    (scratch / "through").touch()
+    environment = os.environ | {"LD_PRELOAD": str(tmp_path / REDIRECTION), "TONNAGE_REDIRECT": str(scratch)}
+    subprocess.run(["/bin/sh", "-c", "echo x > note"], cwd=tmp_path, env=environment, check=True)
+    assert not (tmp_path / "note").exists()
+    assert (scratch / "files" / (tmp_path / "note").relative_to("/")).read_text() == "x\n"
+
 
 def test_without_compiler_the_wheel_is_pure_and_says_so(tmp_path: Path) -> None:
     if importlib.util.find_spec("ziglang"):
@@ -78,7 +96,8 @@ def test_without_compiler_the_wheel_is_pure_and_says_so(tmp_path: Path) -> None:
 
     assert wheel.name == f"tonnage-{tonnage.__version__}-py3-none-any.whl"
     assert libraries_in(wheel) == set()
-    assert "A pure wheel, without the stand-in CUDA libraries: no C compiler was found" in said
+    assert not has_redirection(wheel)
+    assert "A pure wheel, without native libraries: no C compiler was found" in said
 
 
 def test_editable_install_compiles_nothing(tmp_path: Path) -> None:
@@ -87,6 +106,7 @@ def test_editable_install_compiles_nothing(tmp_path: Path) -> None:
     wheel, _ = make_wheel(tmp_path, "wheel:editable")
     assert wheel.name == f"tonnage-{tonnage.__version__}-py3-none-any.whl"
     assert libraries_in(wheel) == set()
+    assert not has_redirection(wheel)
 
 
 def test_unknown_target_is_refused() -> None:

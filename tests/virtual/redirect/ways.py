@@ -1,4 +1,4 @@
-"""Forty ways in which training scripts write, change and delete files: python ways.py NAME, in a folder made by `prepare`.
+"""Forty-six ways in which training scripts write, change and delete files: python ways.py NAME, in a folder made by `prepare`.
 
 Each checks that it reads what it wrote. Those in `WITH_TORCH` need torch and a (virtual) GPU; the others need neither.
 """
@@ -459,6 +459,34 @@ def accelerate() -> None:
     assert "model.safetensors" in os.listdir("latest")
 
 
+def deepspeed() -> None:
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(0)
+    os.environ["LOCAL_RANK"] = "0"
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(dist_init_required=False)
+    model = torch.nn.Linear(8, 8)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
+            "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        },
+    )  # fmt: skip
+    engine.backward(engine(torch.ones(1, 8, device="cuda", dtype=torch.bfloat16)).sum())
+    engine.step()
+    engine.save_checkpoint("checkpoints")
+    tag = Path("checkpoints/latest").read_text()
+    assert "mp_rank_00_model_states.pt" in os.listdir(f"checkpoints/{tag}")
+    folder, _ = engine.load_checkpoint("checkpoints")
+    assert folder is not None
+    dist.destroy_process_group()
+
+
 def distributed_checkpoint() -> None:
     import torch
     import torch.distributed.checkpoint as dcp
@@ -512,7 +540,7 @@ def at_exit() -> None:
 
 
 WITH_TORCH = [
-    torch_save, torchscript, safetensors, trainer, lightning, accelerate, distributed_checkpoint, tensorboard, data_workers,
+    torch_save, torchscript, safetensors, trainer, lightning, accelerate, deepspeed, distributed_checkpoint, tensorboard, data_workers,
     pretrained, at_exit,
 ]  # fmt: skip
 

@@ -1,17 +1,16 @@
 """Starts and ends the redirection of a process and its children, and tells what was written."""
 
-import ctypes
 import os
 import sys
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
+from typing import Protocol
 
-from tonnage.errors import OutputExists, RequestError
+from tonnage.errors import OutputExists, RequestError, TonnageError
 from tonnage.recording.writes import MOST_FILES, ScriptWrites
-from tonnage.virtual.redirect.build import library_path
-from tonnage.virtual.redirect.safetensors_files import install_safetensors
+from tonnage.virtual.redirect.native_library import VARIABLE, NativeRedirector
+from tonnage.virtual.redirect.python_level import PythonRedirector
 from tonnage.virtual.redirect.scratch import ScratchFolder, summary
 from tonnage.virtual.redirect.settings import (
     folders_in_place,
@@ -19,8 +18,21 @@ from tonnage.virtual.redirect.settings import (
     offline_environment,
 )
 
-_VARIABLE = "TONNAGE_REDIRECT"  # the scratch folder, for children
-_PRELOAD = "LD_PRELOAD"
+
+class Redirector(Protocol):
+    """What redirects this process: the native library, or the functions of Python."""
+
+    def variables(self, scratch: Path) -> dict[str, str]:
+        """Return the environment variables that redirect children."""
+
+    def begin(self, scratch: Path) -> None:
+        """Redirect into this folder, which is prepared; an OSError says that it cannot be used."""
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Let this thread read and write in place."""
+
+    def end(self) -> None:
+        """Write in place again."""
 
 
 class Redirection:
@@ -30,7 +42,13 @@ class Redirection:
     another redirection it does nothing: what is written is the outer one's.
     """
 
-    def __init__(self, *, keep: Path | None = None, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        keep: Path | None = None,
+        in_place: bool = False,
+        redirector: Redirector | None = None,
+    ) -> None:
         self.writes: ScriptWrites | None = None  # known at the end
         self._keep = check_keep(keep, in_place)
         self._in_place = in_place
@@ -38,7 +56,7 @@ class Redirection:
         self._folder = Path.cwd()
         self._scratch: ScratchFolder | None = None
         self._saved_environment: dict[str, str | None] = {}
-        self._undo_safetensors: Callable[[], None] = lambda: None
+        self._redirector = redirector or _redirector_of_platform()
 
     @property
     def is_active(self) -> bool:
@@ -57,22 +75,24 @@ class Redirection:
         if self._in_place:
             self.writes = ScriptWrites(fate="in place")
             return
-        if os.environ.get(_VARIABLE):
+        if os.environ.get(VARIABLE) or PythonRedirector.active is not None:
             return
-        library = _library()
         self._folder = Path(os.path.realpath(Path.cwd()))
         scratch = ScratchFolder()
         scratch.prepare([*folders_in_place(os.environ), *self._through], folders_of_compiled_modules())
-        self._set_environment(scratch)
-        if library.tonnage_redirect_begin(os.fsencode(scratch.path)):
+        try:
+            self._set_environment(scratch)
+            self._redirector.begin(scratch.path)
+        except (OSError, TonnageError) as error:
             self._restore_environment()
             scratch.remove()
+            if isinstance(error, TonnageError):
+                raise
             raise RequestError(
-                f"The scratch folder {scratch.path} cannot be used to keep the script's writes.",
+                f"The scratch folder {scratch.path} cannot be used to keep the script's writes: {error}.",
                 hint="Name another place for it with TMPDIR, or let the script write in place with --write.",
-            )
+            ) from error
         self._scratch = scratch
-        self._undo_safetensors = install_safetensors()
 
     def write_through(self, folder: str | Path) -> None:
         """Let what is written to this folder be written in place; call it before the beginning."""
@@ -81,15 +101,15 @@ class Redirection:
     def empty(self) -> None:
         """Forget what was written so far: the script begins again."""
         if self._scratch is not None:
-            self._scratch.empty()
+            with self._redirector.pause():
+                self._scratch.empty()
 
     def end(self) -> None:
         """Write in place again; list what was written, and keep or discard it."""
         if self._scratch is None:
             return
         scratch, self._scratch = self._scratch, None
-        self._undo_safetensors()
-        _library().tonnage_redirect_end()
+        self._redirector.end()
         self._restore_environment()
         writes = summary(scratch.changes(self._folder), MOST_FILES)
         if self._keep is not None:
@@ -99,12 +119,9 @@ class Redirection:
         scratch.remove()
 
     def _set_environment(self, scratch: ScratchFolder) -> None:
-        preloaded = os.environ.get(_PRELOAD)
-        library = str(library_path())
         variables = {
             **offline_environment(scratch.path),
-            _VARIABLE: str(scratch.path),
-            _PRELOAD: f"{library}:{preloaded}" if preloaded else library,
+            **self._redirector.variables(scratch.path),
         }
         for name, value in variables.items():
             self._saved_environment[name] = os.environ.get(name)
@@ -137,13 +154,5 @@ def check_keep(keep: Path | None, in_place: bool) -> Path | None:
     return keep
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    if sys.platform != "linux":
-        raise RequestError(
-            f"Keeping a script from changing your files needs Linux, and this is {sys.platform}.",
-            hint="Let the script write in place with --write, in a copy of its folder.",
-        )
-    library = ctypes.CDLL(str(library_path()))
-    library.tonnage_redirect_begin.argtypes = [ctypes.c_char_p]
-    return library
+def _redirector_of_platform() -> Redirector:
+    return NativeRedirector() if sys.platform == "linux" else PythonRedirector()

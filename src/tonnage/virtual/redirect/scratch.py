@@ -3,6 +3,7 @@
 See native/redirect.h for its layout.
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -14,7 +15,7 @@ from tonnage.recording.writes import Change, ScriptWrites, WrittenFile
 
 _STATE_BYTES = 8 + (1 << 17)  # `State` of native/redirect.h
 _PARTS = ("files", "gone", "views", "loggers")
-_BORROWED = "/proc/self/root"  # where links lead that stand for renamed originals
+BORROWED = "/proc/self/root"  # where links lead that stand for renamed originals
 _OUTSIDE = "absolute"  # folder of kept files from outside the working directory
 _PIECE_BYTES = 1 << 20
 _TEMPORARY_NAMES = (tempfile.gettempprefix(), "pymp-")
@@ -111,37 +112,41 @@ def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
 
 
 def _size_bytes(scratch_copy: Path) -> int:
-    is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(_BORROWED)
+    is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(BORROWED)
     return scratch_copy.stat().st_size if is_borrowed else scratch_copy.lstat().st_size
 
 
 def _move(source: Path, target: Path) -> None:
     if source.is_symlink():
         link = os.readlink(source)
-        if link.startswith(_BORROWED):
-            shutil.copy2(link.removeprefix(_BORROWED), target)
+        if link.startswith(BORROWED):
+            shutil.copy2(link.removeprefix(BORROWED), target)
         else:
             target.symlink_to(link)
         return
     try:
         source.rename(target)
     except OSError:  # on another disk
-        _copy_sparsely(source, target)
+        with source.open("rb") as old, target.open("wb") as new:
+            copy_sparsely(old.fileno(), new.fileno())
 
 
-def _copy_sparsely(source: Path, target: Path) -> None:
-    """Copy a file, leaving its holes."""
-    with source.open("rb") as old, target.open("wb") as new:
-        size = os.fstat(old.fileno()).st_size
-        new.truncate(size)
-        position = 0
-        while position < size:
-            try:
-                position = os.lseek(old.fileno(), position, os.SEEK_DATA)
-            except OSError:  # the rest is a hole
+def copy_sparsely(old: int, new: int) -> None:
+    """Copy the content of one open file to another, leaving its holes."""
+    size = os.fstat(old).st_size
+    os.ftruncate(new, size)
+    position = 0
+    while position < size:
+        try:
+            position = os.lseek(old, position, os.SEEK_DATA)
+            end = os.lseek(old, position, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # the rest is a hole
                 return
-            end = os.lseek(old.fileno(), position, os.SEEK_HOLE)
-            while position < end:
-                piece = os.pread(old.fileno(), min(_PIECE_BYTES, end - position), position)
-                os.pwrite(new.fileno(), piece, position)
-                position += len(piece)
+            end = size  # this disk does not tell
+        while position < end:
+            piece = os.pread(old, min(_PIECE_BYTES, end - position), position)
+            if not piece:  # truncated meanwhile
+                return
+            os.pwrite(new, piece, position)
+            position += len(piece)
