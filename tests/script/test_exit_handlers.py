@@ -1,6 +1,9 @@
 """Functions that a script registers with atexit run when the script ends."""
 
 import atexit
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -32,3 +35,25 @@ def test_handlers_run_after_an_error_and_may_fail(capsys: pytest.CaptureFixture[
         raise ValueError("the script")
     assert ran == ["saved"]
     assert "disk full" in capsys.readouterr().err
+
+
+def test_threads_end_before_the_handlers_run() -> None:
+    ran: list[str] = []
+    pool = ThreadPoolExecutor(1)
+
+    def save() -> None:
+        time.sleep(0.1)
+        ran.append("saved")
+
+    def save_in_pool() -> None:
+        time.sleep(0.05)
+        ran.append("saved in the pool")
+
+    with exit_handlers_at_end():
+        atexit.register(ran.append, "handler")
+        threading.Thread(target=save).start()
+        pool.submit(save_in_pool)
+    assert sorted(ran[:2]) == ["saved", "saved in the pool"]
+    assert ran[2] == "handler"
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(lambda: 1).result() == 1

@@ -1,7 +1,11 @@
-"""Runs the functions that a script registers with `atexit` when the script ends, rather than when our process does."""
+"""Ends a script as Python ends: waits for its threads, then runs the functions that it registered with `atexit`.
+
+Our own process goes on after the script, and whatever the script still does must be part of its run.
+"""
 
 import atexit
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -9,12 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_POOLS = "concurrent.futures.thread"
 
 
 @contextmanager
 def exit_handlers_at_end() -> Iterator[None]:
-    """Collect what is registered inside, and run it at the end, the last first, as Python does."""
+    """Collect what is registered inside; at the end wait for threads, and run it, the last first."""
     calls: list[_Call] = []
+    threads_before = set(threading.enumerate())
     register, unregister = atexit.register, atexit.unregister
 
     def collect(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Callable[..., Any]:
@@ -32,6 +38,7 @@ def exit_handlers_at_end() -> Iterator[None]:
     try:
         yield
     finally:
+        _finish_threads(threads_before)
         while calls:
             function, arguments, keywords = calls.pop()
             try:
@@ -39,3 +46,19 @@ def exit_handlers_at_end() -> Iterator[None]:
             except Exception:
                 sys.stderr.write(f"Exception in an atexit function of the script:\n{traceback.format_exc()}")
         atexit.register, atexit.unregister = register, unregister
+
+
+def _finish_threads(before: set[threading.Thread]) -> None:
+    """Wait for the script's threads; those of pools finish what they were given."""
+    pools = sys.modules.get(_POOLS)
+    if pools is not None:
+        with pools._global_shutdown_lock:
+            pools._shutdown = True
+        for thread, queue in list(pools._threads_queues.items()):
+            if thread not in before:
+                queue.put(None)
+                thread.join()
+        pools._shutdown = False
+    for thread in threading.enumerate():
+        if thread not in before and not thread.daemon and thread is not threading.current_thread():
+            thread.join()
