@@ -58,6 +58,7 @@ def check_backward_passes() -> None:
     _, vectors = torch.linalg.eig(torch.randn(3, 3, device="cuda", requires_grad=True))
     vectors.abs().sum().backward()
     torch.sort(torch.randn((), device="cuda").sin())
+    torch.randn((), device="cuda", requires_grad=True).unfold(0, 1, 1).sum().backward()
 
 
 def check_values_under_autocast() -> None:
