@@ -58,9 +58,10 @@ def test_the_constructors_of_old(session: Session) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_default_of_old(session: Session) -> None:
     torch.set_default_tensor_type(torch.cuda.FloatTensor)
-    assert torch.ones(3).device == CARD
+    assert torch.ones(3).device == torch.Tensor(2, 3).device == torch.Tensor([1, 2]).device == CARD
+    assert torch.Tensor([1, 2], device="cpu").device.type == "cpu"
     torch.set_default_tensor_type("torch.FloatTensor")
-    assert torch.ones(3).device.type == "cpu"
+    assert torch.ones(3).device.type == torch.Tensor([1, 2]).device.type == "cpu"
 
 
 def test_data_parallel_on_one_card(session: Session) -> None:

@@ -22,14 +22,30 @@ def install(cards: Cards, patches: Patches) -> None:
         patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), body))
     plain_default = torch._C._set_default_tensor_type
 
+    # `torch.Tensor(...)` makes tensors of the default type; subclasses of it make their own.
+    plain_new = torch.Tensor.__new__
+    default: list[_Constructor] = []
+
+    def new_tensor(cls: Any, *arguments: Any, **keywords: Any) -> Any:
+        if default and cls is torch.Tensor and "device" not in keywords:
+            return default[0](*arguments, **keywords)
+        return plain_new(cls, *arguments, **keywords)
+
+    def reset_default() -> None:
+        default.clear()
+        torch.set_default_device(None)
+
     def set_default(kind: Any) -> None:
         if isinstance(kind, _Constructor):
             torch.set_default_dtype(kind.dtype)
             torch.set_default_device("cuda")
-            patches.on_undo(lambda: torch.set_default_device(None))
+            if torch.Tensor.__new__ is plain_new:
+                patches.set(torch.Tensor, "__new__", staticmethod(new_tensor))
+            default[:] = [kind]
+            patches.on_undo(reset_default)
         else:
             plain_default(kind)
-            torch.set_default_device(None)
+            reset_default()
 
     patches.set(torch._C, "_set_default_tensor_type", set_default)
     moves = {"scatter": scatter, "gather": gather, "broadcast": broadcast, "broadcast_coalesced": broadcast_coalesced}

@@ -48,7 +48,7 @@ class DriverDevice(RecordedDevice):
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], core: ctypes.CDLL, torch: Any) -> None:
         super().__init__(gpu, torch_version)
         self.release = installed_release()
-        self._core = core
+        self.core = core
         self._torch = torch
         self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE.value)
         self._operators: list[str] = []
@@ -66,7 +66,7 @@ class DriverDevice(RecordedDevice):
         self._contexts: dict[int, list[int]] = defaultdict(list)
 
     def lift_limit(self) -> None:
-        self._core.tn_lift_limit(1)
+        self.core.tn_lift_limit(1)
 
     def grants(self, segment_bytes: int) -> bool:
         """Whether to grant a request that exceeds the card; torch has already freed its cache."""
@@ -100,28 +100,28 @@ class DriverDevice(RecordedDevice):
     def overhead_parts(self) -> dict[str, int]:
         parts: dict[str, int] = {}
         for name, overhead in self.gpu.overheads.items():
-            for handle in range(1, 1 + self._core.tn_part_uses(name.encode())):
+            for handle in range(1, 1 + self.core.tn_part_uses(name.encode())):
                 parts[name if handle == 1 else f"{name} {handle}"] = overhead.size_bytes
         return parts | self._communicators
 
     def synchronize(self) -> None:
-        self._core.tn_device_synchronize()
+        self.core.tn_device_synchronize()
 
     def hold(self, parts: dict[str, int]) -> None:
         for name, size in parts.items():
             if name not in self._communicators:
-                self._core.tn_add_outside(0, ctypes.c_int64(size))
+                self.core.tn_add_outside(0, ctypes.c_int64(size))
         self._communicators |= parts
 
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        stream = self._torch.cuda.ExternalStream(self._core.tn_new_stream(0, 0))  # torch reuses its own streams
+        stream = self._torch.cuda.ExternalStream(self.core.tn_new_stream(0, 0))  # torch reuses its own streams
         for tensor in tensors:
             if tensor.untyped_storage().nbytes():
                 tensor.record_stream(stream)
         return stream
 
     def end_copy(self, copy: Any) -> None:
-        self._core.tn_finish_stream(ctypes.c_void_p(copy.cuda_stream))
+        self.core.tn_finish_stream(ctypes.c_void_p(copy.cuda_stream))
 
     # Called by the attribution: everything logged so far belongs to the previous state
 
@@ -154,7 +154,7 @@ class DriverDevice(RecordedDevice):
             return
         self._draining.add(here)
         try:
-            while count := self._core.tn_take_events(self._buffer, _AT_ONCE):
+            while count := self.core.tn_take_events(self._buffer, _AT_ONCE):
                 self._take(ctypes.string_at(self._buffer, count * _EVENT.size))
         finally:
             self._draining.discard(here)
@@ -167,7 +167,7 @@ class DriverDevice(RecordedDevice):
                 self.cards.add(card)
                 if self.on_request is not None:
                     self.on_request()
-                operator, extents = self._operator(operation), tuple(shape[:dims]) if dtype >= 0 else None
+                operator, extents = self.operator_name(operation), tuple(shape[:dims]) if dtype >= 0 else None
                 dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
                 if self._granted:
                     self._granted = False
@@ -184,18 +184,19 @@ class DriverDevice(RecordedDevice):
                 super().categorise(Category.WORKSPACE, [address], None)
             elif kind == _OOM:
                 self.failed(
-                    self._module(), requested_bytes=size, free_bytes=self._core.tn_free_bytes(0),
-                    allocated_bytes=shape[0], reserved_bytes=shape[1], operator=self._operator(operation),
+                    self._module(), requested_bytes=size, free_bytes=self.core.tn_free_bytes(0),
+                    allocated_bytes=shape[0], reserved_bytes=shape[1], operator=self.operator_name(operation),
                 )  # fmt: skip
             elif kind in _HOST:
                 if self.attribution.host:
-                    self.attribution.host.event(_HOST[kind], address, abs(size), self._operator(operation))
+                    self.attribution.host.event(_HOST[kind], address, abs(size), self.operator_name(operation))
             elif kind in _SEGMENTS:
                 self.segment_changed(_SEGMENTS[kind], address, size, 0)
 
-    def _operator(self, number: int) -> str:
+    def operator_name(self, number: int) -> str:
+        """Return the name of an operator by the number that the log gives it."""
         while len(self._operators) <= number:
-            self._operators.append(self._core.tn_name(len(self._operators)).decode())
+            self._operators.append(self.core.tn_name(len(self._operators)).decode())
         return self._operators[number]
 
     def _module(self) -> str:

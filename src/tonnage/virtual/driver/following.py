@@ -67,23 +67,25 @@ class Follower:
 
     def _numbers_as_tensors(self, operator: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
         """Convert numbers to tensors: `x * 2` passes a number where torch's kernels take a tensor."""
-        torch = self._torch
         places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
 
         def change(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             for at in places:
-                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
-                    number, beside = arguments[at], arguments[1 if at == 0 else 0]
-                    dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
-                    # The tensor must affect type promotion as the number would.
-                    keeps = dtype is not None and (
-                        dtype.is_floating_point
-                        or dtype.is_complex
-                        or isinstance(number, bool)
-                        or (isinstance(number, int) and dtype != torch.bool)
-                    )
-                    made = torch._C._VariableFunctions.tensor(number, dtype=dtype if keeps else None)
+                if at < len(arguments) and isinstance(arguments[at], (bool, int, float, complex)):
+                    made = self._as_tensor(arguments[at], arguments[1 if at == 0 else 0])
                     arguments = (*arguments[:at], made, *arguments[at + 1 :])
             return arguments
 
         return change
+
+    def _as_tensor(self, number: complex, operand: Any) -> Any:
+        """Convert a number to a tensor that affects type promotion as the number does beside this operand."""
+        torch = self._torch
+        widest = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+        plain = torch._C._VariableFunctions
+        made = plain.tensor(number, dtype=widest[type(number)], device="cpu")
+        dtype = plain.result_type(operand, number) if isinstance(operand, torch.Tensor) else None
+        if dtype is None:
+            dtype = plain.result_type(number, number)
+        # Numbers that are too large for the type wrap around, as in torch's kernels.
+        return made.to(dtype)

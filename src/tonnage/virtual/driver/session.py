@@ -78,7 +78,7 @@ class DriverSession(Session):
         self._callbacks = (_EVENTS(self.device.catch_up), _ANSWER(self._answer))
         self.core.tn_answer_with(self._callbacks[1])
         self.core.tn_lift_limit(0)
-        self.core.tn_open(self._callbacks[0])
+        self.core.tn_open(self._callbacks[0], int(self.torch._C.DispatchKey.ADInplaceOrView))
         self._undo += [install_hooks(self.device.attribution), self.history.install(), self.follower.release]
         self.values.install()
         self.unwritten.install()
@@ -128,6 +128,8 @@ def answer(question: str, device: DriverDevice, assume: Assume = lambda operator
         case "recurrent":
             return _recurrent(fields)
         case "solver":
+            if fields["routine"] in ("sytrf", "sytrs"):
+                assume("cusolver", "the work area of an LDL factorisation was not measured; it is that of LAPACK")
             return _solver(*(int(fields[key]) for key in _OF_SOLVERS)).get(fields["routine"], lambda: NONE)()
         case "attention" if fields.get("engine") == "0" and fields["pass"] == "backward":
             return sizes.cudnn_backward_bytes() + int(fields["summed_bytes"])
@@ -218,6 +220,8 @@ def _solver(rows: int, columns: int, reflectors: int, batch: int, item: int) -> 
         "geqrf": lambda: sizes.householder_bytes(min(rows, columns), item),
         "orgqr": lambda: sizes.orgqr_bytes(rows, columns, item),
         "ormqr": lambda: sizes.ormqr_bytes(rows, columns, reflectors, item),
+        "sytrf": lambda: sizes.sytrf_bytes(rows, item),
+        "sytrs": lambda: sizes.sytrs_bytes(rows, item),
         "syevd": lambda: sizes.syevd_bytes(rows, item),
         "syevj": lambda: sizes.syevj_bytes(rows, item),
         "syev_batched": lambda: sizes.syev_batched_bytes(rows, batch, item),

@@ -70,7 +70,7 @@ class Unwritten:
         # Fill a small tensor of the same remainder, because the last elements are drawn twice or in part; skip the
         # rest.
         torch = self._torch
-        small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
+        small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype, device="cpu")
         skipped = (2 if target.dtype is torch.float64 else 1) * (target.numel() - small.numel())  # 32-bit numbers
         # The generator's state: the seed, how many numbers are left, which is next, and the twister's words.
         generator = keywords.get("generator") or torch.default_generator
@@ -108,7 +108,7 @@ class Unwritten:
         meta = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor, arguments)
 
         def leave(made: Any) -> Any:
-            result = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype)
+            result = self._plain.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="cpu")
             if not self._is_large(result):
                 return result.zero_()
             self._mark(result)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.script.attribution import address_of
 from tonnage.virtual.assumptions import Law, as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.following import Keywords, Run
-from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
+from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, without_repeats
 from tonnage.virtual.driver.unwritten import FRESH_BYTES, LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -74,26 +74,60 @@ class DriverValues(KnownValues):
             ("aten", "CUDA", self._copy, ["copy_"]),
             ("aten", "CUDA", self._nonzero, ["nonzero"]),
             ("aten", "CUDA", self._equal, ["equal"]),
+            ("aten", "CUDA", self._close, ["allclose"]),
+            ("aten", "CUDA", self._unscaled, ["_amp_foreach_non_finite_check_and_unscale_"]),
+            ("aten", "CUDA", self._contained, ["isin.Tensor_Tensor", "isin.Tensor_Scalar"]),
             ("aten", "CUDA", self._histogram, ["histc"]),
-            ("aten", "CUDA", self._unique, ["_unique2", "unique_consecutive", "unique_dim"]),
+            ("aten", "CUDA", self._unique, ["_unique", "_unique2", "unique_consecutive", "unique_dim"]),
             ("aten", "CUDA", self._evaluated, _EVALUATED),
             ("aten", "CUDA", self._sampled, _TRACKED["sampled"]),
+            ("aten", "CUDA", self._bernoulli, ["bernoulli", "bernoulli.p"]),
             ("aten", "CUDA", self._filled, _TRACKED["filled"]),
             ("aten", "CUDA", self._flag, _FLAGS),
             ("aten", "CUDA", self._checked, _TRACKED["checked"]),
+            ("aten", "CUDA", self._overwritten, _TRACKED["overwritten"]),
             ("aten", "CUDA", self._chosen, _TRACKED["chosen"]),
             ("aten", "SparseCUDA", self._coalesced, ["_coalesce"]),
             ("c10d", "CUDA", self._collective, _TRACKED["collectives"]),
         ):
             for name in names:
                 self._session.follower.follow(namespace, name, key, wrapper)
+                self._tracked.add(f"{namespace}::{name}")
+
+    def _follow_writes(self) -> None:
+        super()._follow_writes()
+        for name in self._torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+            namespace, _, operator = name.partition("::")
+            if namespace == "aten" and name not in self._tracked and _is_write(operator):
+                self._session.follower.follow("aten", operator, "CUDA", self._overwritten)
+
+    def _overwritten(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run an operator that writes values which are not known."""
+        result = call()
+        if not self._mirrors and not self._laws:
+            return result
+        for tensor in self._tensors(_written(operator, arguments, keywords)):
+            if tensor.is_cuda:
+                self.dropped(address_of(tensor))
+        return result
+
+    def _unscaled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run the check of scaled gradients, which are finite: the flag that it would set stays as it is."""
+        flag = arguments[1]
+        values = self.host_view(flag).clone() if self.is_known(flag) else None
+        result = call()
+        for gradient in arguments[0]:
+            self.dropped(address_of(gradient))
+        if values is not None:
+            self.put(flag, values, in_place=True)
+        return result
 
     def _evaluated(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run the operator, and compute its values on the host if all inputs are known."""
         name = _name(operator)
         in_place = name.endswith("_")
-        tensors = list(self._tensors(arguments)) if self._mirrors else []
-        known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
+        tensors = list(self._tensors(arguments))
+        known = all(not t.is_cuda or self.is_known(t) for t in tensors)
         if known and name not in _REDUCED:
             # Results of an expanded operand may be too large to keep.
             known = all(t.numel() <= MOST_INTEGERS for t in tensors)
@@ -101,7 +135,7 @@ class DriverValues(KnownValues):
             decided, is_guess = None, False
             if tensors and (decisive := _DECISIVE.get(name.rstrip("_"))) is not None:
                 # One known operand of `|` or `&` may decide the result alone.
-                here = [t for t in tensors if t.is_cuda and self._mirror(t) is not None]
+                here = [t for t in tensors if t.is_cuda and self.is_known(t)]
                 deciding = [t for t in here if bool((without_repeats(self.host_view(t)) == decisive).all())]
                 if deciding:
                     decided = decisive
@@ -110,25 +144,23 @@ class DriverValues(KnownValues):
             if self._laws:
                 self._follow_law(operator, arguments, result)
             if decided is not None:
-                self._put_number(result, decided, guess=is_guess)
+                self._put_number(result, decided, guess=is_guess, in_place=in_place)
             elif in_place:
                 self.dropped(address_of(arguments[0]))
             return result
         on_host = self._host_copy(arguments)
-        # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
-        values = None if in_place else _quietly(operator, on_host, keywords)
+        if in_place:
+            # The operator may call another one that is tracked and writes the same values.
+            on_host[0] = on_host[0].clone()
+        # Inputs must be read before torch may reuse their blocks.
+        values = _quietly(operator, on_host, keywords)
         guess = self.is_guessed(*tensors)
         result = call()
-        if in_place:
-            _quietly(operator, on_host, keywords)
-            mirror = self._mirror(arguments[0])
-            if mirror is not None:
-                mirror.version = version_of(arguments[0])
-                if guess:
-                    self._guessed.add(address_of(arguments[0]))
-        elif values is not None:
+        if values is not None:
             for made, value in zip(self._tensors([result]), self._tensors([values]), strict=False):
-                self.put(made, value, guess=guess)
+                self.put(made, value, guess=guess, in_place=in_place)
+        elif in_place:
+            self.dropped(address_of(arguments[0]))
         return result
 
     def _tensors(self, values: Any) -> Iterator[Any]:
@@ -144,9 +176,10 @@ class DriverValues(KnownValues):
             return [self._host_copy(each) for each in value]
         return self._on_host(value) if isinstance(value, self._torch.Tensor) else value
 
-    def _put_number(self, tensor: Any, number: float, guess: bool = False) -> None:
+    def _put_number(self, tensor: Any, number: float, *, guess: bool = False, in_place: bool = False) -> None:
         """Set all values of the tensor to one number."""
-        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype), guess=guess)
+        values = self._plain.full(tensor.shape, number, dtype=tensor.dtype, device="cpu")
+        self.put(tensor, values, guess=guess, in_place=in_place)
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
         """Derive the law of the result from those of the operands."""
@@ -155,7 +188,7 @@ class DriverValues(KnownValues):
             return
         if not any(isinstance(argument, tensor) and self._law_number(argument) for argument in arguments):
             return
-        operands = [self._operand(a) for a in arguments if isinstance(a, (tensor, int, float, bool))]
+        operands = [self._operand(a) for a in arguments if isinstance(a, (tensor, int, float, bool, complex))]
         elements = next(a.numel() for a in arguments if isinstance(a, tensor))
         self._derive_law(operator._schema.name, operands, elements, result)
 
@@ -169,11 +202,13 @@ class DriverValues(KnownValues):
 
     def _operand(self, argument: Any) -> Any:
         """Convert to what `Laws.follow` takes: a law's number, a plain number, the mean of known values, or None."""
+        if isinstance(argument, complex):
+            return None
         if not isinstance(argument, self._torch.Tensor):
             return float(argument)
         if number := self._law_number(argument):
             return number
-        if argument.is_cuda and self._mirror(argument) is None:
+        if argument.is_complex() or (argument.is_cuda and not self.is_known(argument)):
             return None
         return (float(without_repeats(self._on_host(argument)).double().mean()),) if argument.numel() else None
 
@@ -186,19 +221,29 @@ class DriverValues(KnownValues):
         self._derive_law(operator._schema.name, [None, *operands], target.numel(), target)
         return result
 
+    def _bernoulli(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run the operator and record the share of its ones: that of the probabilities, or the one given."""
+        result = call()
+        probability = arguments[1] if len(arguments) > 1 else arguments[0]
+        self._derive_law("aten::bernoulli_", [None, self._operand(probability)], result.numel(), result)
+        return result
+
     def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         result = call()
         target = keywords.get("out", arguments[0])
         if not self._may_be_known(target):
             self.dropped(address_of(target))
             return result
-        host = self._plain.empty(target.shape, dtype=target.dtype)
-        if _name(operator) == "zero_":
-            self.put(target, host.zero_())
-        elif _name(operator) != "fill_":
-            self.put(target, operator(*arguments, out=host))
-        elif not getattr(value := arguments[1], "is_cuda", False) or self._mirror(value) is not None:
-            self.put(target, host.fill_(self._host_copy(value)))
+        host = self._host_empty(target.shape, target.dtype)
+        name = _name(operator)
+        if name == "zero_":
+            self.put(target, host.zero_(), in_place=True)
+        elif name != "fill_":
+            self.put(target, operator(*arguments, out=host), in_place=True)
+        elif not getattr(arguments[1], "is_cuda", False) or self.is_known(arguments[1]):
+            self.put(target, host.fill_(self._host_copy(arguments[1])), in_place=True)
+        else:
+            self.dropped(address_of(target))
         return result
 
     def _flag(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -206,42 +251,60 @@ class DriverValues(KnownValues):
         result = self._evaluated(operator, call, arguments, keywords)
         if self._mirror(result) is not None or not self._may_be_known(result):
             return result
-        name, last = _name(operator), arguments[-1]
-        answer = _expected(name, arguments)
-        is_number = result.numel() == 1 and arguments[0].is_floating_point() and isinstance(last, (int, float))
-        if answer is None and is_number:
-            answer = beyond_tolerance(name, float(last))
+        name, operand = _name(operator), arguments[0]
+        number = self._number(arguments[1]) if len(arguments) > 1 else None
+        if len(arguments) > 1 and name == "eq" and operand is arguments[1]:
+            answer: bool | None = True
+        else:
+            answer = _expected(name, operand, number)
+        if answer is None and result.numel() == 1 and operand.is_floating_point() and number is not None:
+            answer = beyond_tolerance(name, float(number))
         if answer is not None:
             self._put_number(result, answer, guess=True)
         return result
 
+    def _number(self, operand: Any) -> float | None:
+        """Return a plain number, or that of a known tensor without dimensions; None otherwise."""
+        if isinstance(operand, (bool, int, float)):
+            return operand
+        if not isinstance(operand, self._torch.Tensor) or operand.dim() or operand.is_complex():
+            return None
+        if operand.is_cuda and not self.is_known(operand):
+            return None
+        number: float = self._on_host(operand).item()
+        return number
+
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Track indices of the largest or sampled elements; for unknown values all are equally likely."""
+        if _name(operator) == "multinomial":
+            # The script's generators of the host give no number for this.
+            keywords = {**keywords, "generator": self._generator}
         result = self._evaluated(operator, call, arguments, keywords)
         *_, indices = self._tensors([result])
-        if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
+        if self.is_known(indices) or not self._may_be_known(indices):
             return result
         self._session.stand_ins.assume(_name(operator), _UNIFORM)
-        # The argument `dim`: given by position, by name, or the default.
-        source, dim = arguments[0], None
-        for at, argument in enumerate(operator._schema.arguments):
-            if argument.name == "dim":
-                dim = arguments[at] if at < len(arguments) else keywords.get("dim", argument.default_value)
-        takes_all = dim is None and _name(operator) != "multinomial"
+        source, dim = arguments[0], _argument(operator, arguments, keywords, "dim")
+        takes_all = (dim is None and _name(operator) != "multinomial") or not source.dim()
         dim = -1 if dim is None else dim
         choices = source.numel() if takes_all else source.shape[dim]
-        drawn = self._plain.randint(max(choices, 1), indices.shape, generator=self._generator)
-        if indices.dim() == source.dim() and indices.dim():  # distinct indices, as topk returns
+        drawn = self._draw(max(choices, 1), indices.shape)
+        can_be_distinct = indices.dim() == source.dim() and indices.dim() and indices.shape[dim] <= choices
+        if can_be_distinct:  # as topk returns
             rows = indices.numel() // indices.shape[dim]
             if rows * choices <= 1 << 18:
                 # Integers, because large float tensors are left unwritten.
-                ranks = self._plain.randint(1 << 31, (rows, choices), generator=self._generator)
+                ranks = self._draw(1 << 31, (rows, choices))
                 ranked = ranks.topk(indices.shape[dim]).indices
                 shape = list(indices.shape)
                 count = shape.pop(dim)
                 drawn = ranked.reshape(*shape, count).movedim(-1, dim)
         self.put(indices, drawn, guess=True)
         return result
+
+    def _draw(self, choices: int, shape: Sequence[int]) -> Any:
+        """Draw integers on the host, whatever the default device is, without a number of the script's generator."""
+        return self._plain.randint(choices, shape, generator=self._generator, device="cpu", dtype=self._torch.int64)
 
     # Reading values
 
@@ -264,11 +327,12 @@ class DriverValues(KnownValues):
         to, source = arguments[0], arguments[1]
         result = call()
         from_card = source.is_cuda
-        known = self._mirror(source) is not None if from_card else self._may_be_known(source)
+        known = self.is_known(source) if from_card else self._may_be_known(source)
         if to.is_cuda:
             law = self._law_number(source) if from_card else 0
             if known:
-                self.put(to, self._on_host(source).expand(to.shape), guess=from_card and self.is_guessed(source))
+                is_guess = from_card and self.is_guessed(source)
+                self.put(to, self._on_host(source).expand(to.shape), guess=is_guess, in_place=True)
             else:
                 self.dropped(address_of(to))
                 if law:
@@ -301,9 +365,15 @@ class DriverValues(KnownValues):
             return False
         if one is other or not one.numel():
             return True
-        if self._mirror(one) is None or self._mirror(other) is None:
+        if not self.is_known(one) or not self.is_known(other):
             return bool(self._session.stand_ins.read("Bool", -1))
         return bool((self.host_view(one) == self.host_view(other)).all())
+
+    def _close(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Compare two tensors with a tolerance: unknown ones pass torch's own checks in the backward pass."""
+        result = call()
+        in_backward = self._torch._C._current_graph_task_id() != -1
+        return result or (in_backward and not all(map(self.is_known, arguments[:2])))
 
     # Sizes that depend on values: torch's code reads them back, and gets the number from here
 
@@ -324,7 +394,7 @@ class DriverValues(KnownValues):
 
     def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         mask, found = arguments[0], None
-        if self._mirror(mask) is not None:
+        if self.is_known(mask):
             held = without_repeats(self.host_view(mask))
             count = int(held.count_nonzero()) * (mask.numel() // max(held.numel(), 1))
             if count * mask.dim() <= MOST_INTEGERS:
@@ -333,7 +403,7 @@ class DriverValues(KnownValues):
             law = self._assumed("nonzero", mask, _ALL_TRUE, _SHARE)
             count = mask.numel() if law is None else as_mask(law).count(mask.numel())
             if count == mask.numel() and count * mask.dim() <= MOST_INTEGERS:
-                found = self._plain.ones(mask.shape, dtype=self._torch.bool).nonzero()
+                found = self._plain.ones(mask.shape, dtype=self._torch.bool, device="cpu").nonzero()
         result = self._told_call(call, count)
         if found is not None:
             self.put(result, found, fresh=True)
@@ -359,24 +429,42 @@ class DriverValues(KnownValues):
 
     def _unique(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         tensor, name = arguments[0], _name(operator)
-        if self._mirror(tensor) is not None:
+        # Torch counts the true elements of a mask instead of its distinct ones.
+        counts_true = tensor.dtype == self._torch.bool and name in ("_unique", "_unique2")
+        if self.is_known(tensor):
             values = operator(*self._host_copy(arguments), **keywords)
-            result = self._told_call(call, values[0].shape[0])
+            count = int(self.host_view(tensor).count_nonzero()) if counts_true else _length(values[0])
+            result = self._told_call(call, count)
             for made, value in zip(result, values, strict=True):
-                if made.numel() == value.numel():
+                if made is not None and value is not None and made.numel() == value.numel():
                     self.put(made, value, fresh=True)
             return result
-        elements = tensor.shape[arguments[1]] if name == "unique_dim" else tensor.numel()
+        dim = None if name in ("_unique", "_unique2") else _argument(operator, arguments, keywords, "dim")
+        elements = tensor.numel() if dim is None else tensor.shape[dim]
         law = self._assumed(name, tensor, _DISTINCT, _EXPECTED)
-        return self._told_call(call, distinct_values(law, elements))
+        if not counts_true:
+            return self._told_call(call, distinct_values(law, elements))
+        count = elements // 2 if law is None else as_mask(law).count(elements)
+        result = self._told_call(call, count)
+        if elements:
+            there = [value for value, occurs in ((False, count < elements), (True, count > 0)) if occurs]
+            self.put(result[0], self._plain.tensor(there, device="cpu"), fresh=True)
+        return result
+
+    def _contained(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run `isin`: nothing is in an empty set."""
+        result = self._evaluated(operator, call, arguments, keywords)
+        if isinstance(arguments[1], self._torch.Tensor) and not arguments[1].numel():
+            self._put_number(result, bool(_argument(operator, arguments, keywords, "invert")))
+        return result
 
     def _coalesced(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         indices, found = arguments[0]._indices(), None
         if indices.shape[1] < 2:  # torch does not read these
             return call()
         sizes = arguments[0].shape[: indices.shape[0]]
-        if self._mirror(indices) is not None:
-            strides = self._plain.tensor([math.prod(sizes[at + 1 :]) for at in range(len(sizes))])
+        if self.is_known(indices):
+            strides = self._plain.tensor([math.prod(sizes[at + 1 :]) for at in range(len(sizes))], device="cpu")
             flat = (self.host_view(indices).T.long() @ strides).unique()
             found = self._torch.stack(self._torch.unravel_index(flat, sizes))
             count = len(flat)
@@ -401,6 +489,19 @@ class DriverValues(KnownValues):
         return result
 
 
+def _is_write(name: str) -> bool:
+    """Whether an operator of this name writes the values of a tensor, in place or with `out=`."""
+    packet, _, overload = name.partition(".")
+    return (packet.endswith("_") or "out" in overload) and packet not in ("resize_", "set_")
+
+
+def _written(operator: Any, arguments: Sequence[Any], keywords: Keywords) -> Iterator[Any]:
+    """List the arguments that the operator writes."""
+    for at, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield arguments[at] if at < len(arguments) else keywords.get(argument.name)
+
+
 @cache
 def _name(operator: Any) -> str:
     """Return an operator's name without the overload, such as "add_"."""
@@ -412,20 +513,31 @@ def _dtype(tensor: Any) -> str:
     return _NAMES.get(str(tensor.dtype).removeprefix("torch."), "")
 
 
-def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
-    """Return the result of a comparison of ordinary numbers, if it is clear."""
+def _argument(operator: Any, arguments: Sequence[Any], keywords: Keywords, name: str) -> Any:
+    """Return an argument given by position, by name, or by default; None if the operator has none of this name."""
+    for at, argument in enumerate(operator._schema.arguments):
+        if argument.name == name:
+            return arguments[at] if at < len(arguments) else keywords.get(name, argument.default_value)
+    return None
+
+
+def _length(tensor: Any) -> int:
+    return int(tensor.shape[0]) if tensor.dim() else 1
+
+
+def _expected(name: str, operand: Any, number: float | None) -> bool | None:
+    """Return the result of a question about ordinary numbers, or of comparing them with a number, if it is clear."""
     if name in ("isnan", "isposinf", "isneginf", "isinf"):
         return False
-    other = arguments[1] if len(arguments) > 1 else None
-    if name == "eq" and arguments[0] is other:
-        return True
-    if not arguments[0].is_floating_point():
+    if number is None:
+        return None
+    if not operand.is_floating_point() and not operand.is_complex():
         # Lengths, counts and indices, which repeat_interleave and losses check against their bounds.
-        if name == "ge" and other == 0:
+        if name == "ge" and number == 0:
             return True
-        if name == "lt" and arguments[0].dim() == 0 and isinstance(other, int) and other > 0:
+        if name == "lt" and operand.dim() == 0 and isinstance(number, int) and number > 0:
             return True
-    if name in ("eq", "ne") and isinstance(other, float) and math.isinf(other):
+    if name in ("eq", "ne") and isinstance(number, float) and math.isinf(number):
         return name == "ne"
     return None
 

@@ -41,9 +41,9 @@ def nonzero(self: Tensor) -> Tensor:
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
         # That many elements, spread evenly over the tensor.
-        places = torch.arange(rows) * math.prod(self.shape) // max(rows, 1)
+        places = torch.arange(rows, device="cpu") * math.prod(self.shape) // max(rows, 1)
         columns = torch.unravel_index(places, tuple(self.shape)) if self.dim() else ()
-        found = torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64)
+        found = torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64, device="cpu")
     return result.t() if found is None else put(result, found.t().contiguous()).t()
 
 
@@ -247,6 +247,8 @@ def isin(
     """Compare all pairs if there are few, else sort both."""
     if not elements.numel():
         return None
+    if not test_elements.numel():
+        put(result, torch.full(result.shape, invert, device="cpu"))
     if test_elements.numel() < int(10.0 * elements.numel() ** 0.145):
         pairs = torch.empty((*elements.shape, test_elements.numel()), dtype=torch.bool, device=elements.device)
         return [pairs, pairs.any(-1)]

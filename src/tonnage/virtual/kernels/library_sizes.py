@@ -59,6 +59,16 @@ def getrf_bytes(n: int) -> int:
     return -(-n // 32) * 32 * 16 + 256 if n else 0
 
 
+def sytrf_bytes(n: int, item: int) -> int:
+    """Return the workspace of LDL: a panel of 64 columns, as LAPACK takes; not measured."""
+    return 64 * n * item
+
+
+def sytrs_bytes(n: int, item: int) -> int:
+    """Return the workspace of solving with LDL: one column, as LAPACK's sytrs2 takes; not measured."""
+    return n * item
+
+
 def householder_bytes(columns: int, item: int) -> int:
     """Return the workspace of geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
     return (max(3 * _MIB, 2 * _MIB + 4096 * columns) * item) // 4 + 128

@@ -50,6 +50,8 @@ def roll(self: Tensor, shifts: list[int], dims: list[int] = ()) -> Tensor:  # ty
 def unfold_backward(
     result: Tensor, grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int
 ) -> list[Tensor]:
+    if not input_sizes:
+        return []
     covered = min(input_sizes[dim], (grad_in.shape[dim] - 1) * step + size)
     return [torch.empty(covered, dtype=torch.int64, device=grad_in.device)]
 

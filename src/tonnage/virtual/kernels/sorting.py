@@ -220,6 +220,8 @@ def _found(self: Tensor, consecutive: bool, dim: int | None = None) -> tuple[Ten
 def expected_distinct(self: Tensor, consecutive: bool = False) -> int:
     """Return the expected number of distinct values in an unknown tensor."""
     law = None if consecutive else law_of(self)
+    if law is None and self.dtype == torch.bool and not consecutive:
+        return min(2, self.numel())
     unknown = "No value occurs twice in a tensor whose values are not known."
     expected = "Random integers have as many distinct values as can be expected."
     active().stand_ins.assume("unique", unknown if law is None else expected)
@@ -260,6 +262,8 @@ def _unique(self: Tensor, consecutive: bool, return_inverse: bool = False, retur
     del storage, length, order, ordered
     if found is not None:
         put(values, torch.nn.functional.pad(found[0], (0, count - distinct)))
+    elif self.dtype == torch.bool and distinct == 2:
+        put(values, torch.arange(count, device="cpu") > 0)
     return values.resize_(distinct), inverse, counts
 
 
@@ -272,7 +276,7 @@ def _unique_dim(
     if found is None and self.dim() <= 1:
         distinct = expected_distinct(self, consecutive)
     slices = self.moveaxis(dim, 0).contiguous()
-    indices = put(_empty(count, torch.int64, self), torch.arange(count))
+    indices = put(_empty(count, torch.int64, self), torch.arange(count, device="cpu"))
     inverse = _empty(count if return_inverse else 0, torch.int64, self)
     counts = _empty(distinct if return_counts else 0, torch.int64, self)
     if found is not None:

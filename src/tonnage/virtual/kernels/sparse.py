@@ -68,7 +68,7 @@ def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
     if dims == 1:
         flat = indices.squeeze(0)
         return flat.clone(memory_format=torch.contiguous_format) if copy else flat
-    steps = torch.tensor([shape[d + 1 : dims].numel() for d in range(dims)]).unsqueeze(1)
+    steps = torch.tensor([shape[d + 1 : dims].numel() for d in range(dims)], device="cpu").unsqueeze(1)
     return (indices * steps.to(indices.device)).sum(0)
 
 

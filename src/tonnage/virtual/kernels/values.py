@@ -58,7 +58,7 @@ def true_elements(mask: Tensor) -> int:
 def put(result: Tensor, values: Tensor) -> Tensor:
     """Set the result's values from the host. Nothing is allocated on the device."""
     if result.numel() <= MOST_KNOWN:
-        laid_out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+        laid_out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
         result.copy_(laid_out.copy_(values.reshape(result.shape)), non_blocking=True)
     return result
 
@@ -68,7 +68,7 @@ def choose(result: Tensor, choices: int, operator: str) -> Tensor:
     if result.numel() > MOST_KNOWN or is_known(result):
         return result
     active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
-    return guess(put(result, torch.randint(max(choices, 1), result.shape, generator=_generator)))
+    return guess(put(result, torch.randint(max(choices, 1), result.shape, generator=_generator, device="cpu")))
 
 
 def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Tensor:
@@ -80,10 +80,10 @@ def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Te
     count = shape.pop(dim)
     rows = result.numel() // max(count, 1)
     if rows * choices <= MOST_RANKED:
-        drawn = torch.rand(rows, choices, generator=_generator).topk(count).indices
+        drawn = torch.rand(rows, choices, generator=_generator, device="cpu").topk(count).indices
     else:  # too many to rank: equal steps from a random start, so that all are distinct and none is preferred
-        start = torch.randint(choices, (rows, 1), generator=_generator)
-        drawn = (start + max(choices // max(count, 1), 1) * torch.arange(count)) % choices
+        start = torch.randint(choices, (rows, 1), generator=_generator, device="cpu")
+        drawn = (start + max(choices // max(count, 1), 1) * torch.arange(count, device="cpu")) % choices
     return guess(put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous()))
 
 
@@ -129,7 +129,7 @@ def _register_comparison(name: str) -> None:
             return
         huge = [_huge(self), _huge(other)]
         if any(values is not None for values in huge):
-            left, right = (torch.zeros(()) if values is None else values for values in huge)
+            left, right = (torch.zeros((), device="cpu") if values is None else values for values in huge)
             guess(put(result, getattr(torch.ops.aten, name).Tensor(left, right).expand(result.shape)))
 
 

@@ -86,6 +86,19 @@ ROUTINES(D, 8)
 ROUTINES(C, 8)
 ROUTINES(Z, 16)
 
+// Symmetric matrices, also complex ones that are not Hermitian.
+
+#define INDEFINITE(T, ITEM)                                                                                                   \
+  ROUTINE(T##sytrf_bufferSize, (void *h, int n, void *a, int lda, int *elements),                                             \
+          ask_elements("sytrf", n, n, 0, 1, ITEM, elements))                                                                  \
+  ROUTINE(T##sytrf, (void *h, int uplo, int n, void *a, int lda, void *pivots, void *work, int size, void *info),             \
+          succeed(info, 1))
+
+INDEFINITE(S, 4)
+INDEFINITE(D, 8)
+INDEFINITE(C, 8)
+INDEFINITE(Z, 16)
+
 // Routines whose names differ.
 
 #define SYMMETRIC(T, SY, ITEM)                                                                                                \
@@ -135,6 +148,10 @@ ROUTINE(Xpotrf, (void *h, void *params, int uplo, int64_t n, int type, void *a, 
         size_t device_bytes, void *host, size_t host_bytes, void *info), succeed(info, 1))
 ROUTINE(Xpotrs, (void *h, void *params, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda, int b_type, void *b,
         int64_t ldb, void *info), succeed(info, 1))
+ROUTINE(Xsytrs_bufferSize, (void *h, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda, void *pivots, int b_type,
+        void *b, int64_t ldb, size_t *device, size_t *host), ask_bytes("sytrs", n, columns, 1, type, device, host))
+ROUTINE(Xsytrs, (void *h, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda, void *pivots, int b_type, void *b,
+        int64_t ldb, void *device, size_t device_bytes, void *host, size_t host_bytes, void *info), succeed(info, 1))
 ROUTINE(Xgeqrf_bufferSize, (void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda, int tau_type, void *tau,
         int compute, size_t *device, size_t *host), ask_bytes("geqrf", m, n, 1, type, device, host))
 ROUTINE(Xgeqrf, (void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda, int tau_type, void *tau,

@@ -1,10 +1,11 @@
 // What torch itself tells: which operator runs, which block was made or dropped, and the tensor that it is for.
 //
-// Nothing here is compiled against torch. Four of its exported functions are found by name and called or stood before:
+// Nothing here is compiled against torch. Its exported functions are found by name and called or stood before:
 //   at::addGlobalCallback(RecordFunctionCallback)      the begin and end of every operator
 //   c10::reportMemoryUsageToProfiler(...)              every block that the caching allocator hands out or takes back
 //   c10::memoryProfilingEnabled()                      torch's allocator of the host tells of its blocks only where this says yes
 //   at::detail::empty_generic, empty_strided_generic   the shape and type of the tensor that asks for a block
+//   c10::impl::tls_is_dispatch_key_excluded(...)       whether a write in place raises the tensor's version
 // This library is loaded before torch with global symbols, so torch's own calls of the latter arrive here first.
 #define _GNU_SOURCE
 #include "core.h"
@@ -54,11 +55,16 @@ static int number_of(const char *name) {
 
 TN_EXPORT const char *tn_name(int number) { return number > 0 && number < name_count ? names[number] : ""; }
 
-// The operators that run on this thread, outermost first, and the tensor that is being made.
+// The operators that run on this thread, outermost first, and the tensor that is being made. Calls are numbered: the higher bits
+// are the serial number of the outermost operator.
+
+#define CALLS_BITS 24
 
 static __thread const char *stack[DEPTH];
+static __thread int64_t calls[DEPTH];
+static __thread unsigned char raises_version[DEPTH];
 static __thread int depth;
-static __thread int64_t serial;
+static __thread int64_t serial, inner_calls;
 static __thread int has_pending;
 static __thread struct { int32_t dtype, dims; int64_t shape[TN_DIMENSIONS]; } tensor = {.dtype = -1};
 static int64_t serials;
@@ -75,6 +81,8 @@ static const char *operator_at_work(void) {
 }
 
 static const char *(*name_of)(const void *);
+static unsigned char (*is_excluded)(uint16_t);  // c10::impl::tls_is_dispatch_key_excluded
+static uint16_t version_key;                    // c10::DispatchKey::ADInplaceOrView, whose number differs between versions of torch
 
 // Where a C++ function returns an object, the caller passes a place for it: x86-64 as a first argument, AArch64 in the
 // register x8, which C cannot name, so small stubs stand before the functions there.
@@ -96,10 +104,36 @@ void *tn_begin_at(void **context, const void *function) {
   if (is_open) {
     const char *name = name_of(function);
     // Names of autograd's nodes live no longer than their call: they are no operators, and are left out.
-    if (depth < DEPTH) stack[depth] = name && strstr(name, "::") && strncmp(name, "autograd::", 10) ? name : NULL;
-    if (!depth++) serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
+    int is_operator = name && strstr(name, "::") && strncmp(name, "autograd::", 10);
+    if (!depth) serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED), inner_calls = 0;
+    if (depth < DEPTH) {
+      stack[depth] = is_operator ? name : NULL;
+      calls[depth] = serial << CALLS_BITS | inner_calls++;
+      raises_version[depth] = !is_excluded || !version_key || !is_excluded(version_key);
+    }
+    depth++;
   }
   return context;
+}
+
+// The operators that run on this thread, innermost first: the numbers of their names and of their calls, and whether the version
+// of a tensor that one writes in place rises by one when it ends. Returns how many.
+TN_EXPORT int tn_running(int32_t *operators, int64_t *numbers, int32_t *raise_version, int most) {
+  int count = 0;
+  for (int at = (depth < DEPTH ? depth : DEPTH) - 1; at >= 0 && count < most; at--) {
+    if (!stack[at]) continue;
+    operators[count] = number_of(stack[at]);
+    raise_version[count] = raises_version[at];
+    numbers[count++] = calls[at];
+  }
+  return count;
+}
+
+// Whether this call of an operator has not ended yet on this thread.
+TN_EXPORT int tn_is_running(int64_t call) {
+  for (int at = (depth < DEPTH ? depth : DEPTH) - 1; at >= 0; at--)
+    if (calls[at] == call) return 1;
+  return 0;
 }
 
 // Whether Python is on its way out of an error here. A callback would lose it, so the log waits.
@@ -277,14 +311,16 @@ typedef struct {
 static void listen_to_operators(void) {
   void (*add)(Callback) = (void (*)(Callback))own("libtorch_cpu.so", "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE");
   name_of = (const char *(*)(const void *))own("libtorch_cpu.so", "_ZNK2at14RecordFunction4nameEv");
+  is_excluded = (unsigned char (*)(uint16_t))own("libc10.so", "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE");
   if (!add || !name_of) return;
   Callback callback = {BEGIN, end, 1.0, {1}, 0, 0, 0};  // the scope FUNCTION alone
   add(callback);
 }
 
-TN_EXPORT void tn_open(void (*events_waiting)(void)) {
+TN_EXPORT void tn_open(void (*events_waiting)(void), int key_of_versions) {
   static int listening;
   on_events = events_waiting;
+  version_key = (uint16_t)key_of_versions;
   is_open = 1;
   if (!listening++) listen_to_operators();
 }
