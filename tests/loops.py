@@ -344,3 +344,101 @@ def generates(tokens: int = 96) -> None:
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)).cuda().eval()
     prompt = torch.ones(64, 32, dtype=torch.long, device="cuda")
     model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False)
+
+
+def loads_weights(layers: int = 12) -> Any:
+    """Two tensors of each layer, as a loader without a module brings them."""
+    import torch
+
+    state = []
+    for _ in range(layers):
+        weight = torch.empty(512, 512, device="cuda")
+        bias = torch.zeros(64, 512, device="cuda")
+        state.append((weight.normal_(), bias))
+    return state
+
+
+def loads_shards(shards: int = 6) -> Any:
+    """Tensors of the host, moved and cast shard by shard."""
+    import torch
+
+    state = {}
+    for shard in range(shards):
+        for part in range(4):
+            moved = torch.zeros(512, 512).to("cuda")
+            state[shard, part] = moved.to(torch.bfloat16)
+    return state
+
+
+def generates_with_scores(tokens: int = 24) -> Any:
+    """One call that keeps the logits of all its tokens, as many as it may make."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 8192}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    model = LlamaForCausalLM(config).cuda().eval()
+    prompt = torch.ones(16, 32, dtype=torch.long, device="cuda")
+    mask = torch.ones_like(prompt)
+    options = {"output_scores": True, "return_dict_in_generate": True, "do_sample": False}
+    return model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, **options)
+
+
+def grows_a_cache_in_a_list(steps: int = 24) -> Any:
+    """Keys of every token in a list, joined at every token."""
+    import torch
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = torch.nn.Linear(512, 1024)
+            self.keys: list[Any] = []
+
+        def forward(self, x: Any) -> Any:
+            self.keys.append(self.projection(x))  # grows a list
+            return x + torch.cat(self.keys, dim=1).mean(dim=1, keepdim=True)[..., :512]
+
+    model = Decoder().cuda()
+    with torch.no_grad():
+        for _ in range(steps):
+            model(torch.randn(64, 4, 512, device="cuda"))
+    return model
+
+
+def keeps_at_first(steps: int = 16) -> Any:
+    """Three iterations that keep something, as a survey before a training does, and none after them."""
+    model, optimizer = model_and_optimizer()
+    survey = []
+    for step in range(steps):
+        outputs = model(batch())
+        if step < 3:
+            survey.append(outputs.detach().clone())
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return survey
+
+
+def fills_a_replay(steps: int = 8) -> Any:
+    model, optimizer = model_and_optimizer()
+    replay = []
+    for _ in range(steps):
+        replay.append(batch())  # fills the replay
+        loss = model(replay[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return replay
+
+
+def logs_outputs(steps: int = 22) -> Any:
+    model, optimizer = model_and_optimizer()
+    logged = []
+    for step in range(steps):
+        outputs = model(batch())
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 5 == 0:
+            logged.append(outputs.detach())
+    return logged

@@ -91,7 +91,19 @@ def test_a_script_that_raises_shows_what_to_do_once(tmp_path: Path, capsys: pyte
     script = tmp_path / "script.py"
     script.write_text("import tonnage.errors\nraise tonnage.errors.TonnageError('It broke.', hint='Mend it.')\n")
     run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
-    assert capsys.readouterr().err.splitlines().count("Mend it.") == 1
+    place = "  at script.py:2  raise tonnage.errors.TonnageError('It broke.', hint='Mend it.')"
+    assert capsys.readouterr().err.splitlines() == ["tonnage: It broke.", "Mend it.", place]
+
+
+def test_what_caused_an_error_is_shown_with_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tonnage.errors\ntry:\n    1 / 0\nexcept ZeroDivisionError as error:\n"
+        "    raise tonnage.errors.TonnageError('It broke.', hint='Mend it.') from error\n"
+    )
+    run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: division by zero" in shown and "script.py\", line 5" in shown
 
 
 def test_what_a_file_says_of_itself_moves_no_cursor_and_stays_short() -> None:

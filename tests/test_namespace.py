@@ -12,6 +12,7 @@ import tonnage
 from support import training_run
 
 PUBLIC = {
+    "assume",
     "Category",
     "Gpu",
     "Ledger",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tonnage.ledger import Category, Ledger
     from tonnage.recorder import record_on_oom
     from tonnage.recording import Recording, read_recording, write_recording
+    from tonnage.script.assume import assume
     from tonnage.virtual import virtual_gpu
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "Ledger": "tonnage.ledger",
     "Recording": "tonnage.recording",
     "TonnageError": "tonnage.errors",
+    "assume": "tonnage.script.assume",
     "find_gpu": "tonnage.hardware",
     "fit_trainer": "tonnage.integrations.fit_trainer",
     "largest_batch": "tonnage.fit.limits",
@@ -50,6 +52,7 @@ __all__ = [
     "Recording",
     "TonnageError",
     "__version__",
+    "assume",
     "find_gpu",
     "fit",
     "fit_trainer",

@@ -10,6 +10,7 @@
     │   ├── BadLayout       an impossible parallel layout, batch or flag
     │   ├── ScriptNotFound  no such script
     │   ├── OutputExists    would overwrite a file
+    │   ├── BadAssumption   a value to assume that cannot be read (script.assume)
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
     │   ├── BadSnapshot     not a PyTorch memory snapshot, a damaged one, or one with more than data
     │   ├── BadTrace        not a trace of allocator events

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tonnage.budget.loading import Loading, largest_tensor, serving_loading, training_loading
+from tonnage.budget.demands import shortages
+from tonnage.budget.loading import Loading, largest_tensor, loading_sizes, serving_loading, training_loading
 from tonnage.budget.serving.memory import ServingConfiguration, serving_budget
 from tonnage.budget.training.configuration import Configuration
-from tonnage.hardware import find_cluster
+from tonnage.hardware import Cluster, find_cluster
 from tonnage.models import find_model
 
 LLAMA, MIXTRAL = find_model("llama-3.1-8b"), find_model("mixtral-8x7b")
@@ -77,9 +80,36 @@ def test_experts_are_one_tensor() -> None:
 
 def test_a_small_host_or_card_is_too_small() -> None:
     found = loading(framework="torch", zero=0)
-    assert found.too_large_for(EIGHT) == ""
-    assert found.too_large_for(EIGHT.with_host(memory_bytes=128 * 2**30)) == "host"
-    assert found.too_large_for(find_cluster("8xrtx-4090").with_host(memory_bytes=2**40)) == "card"
+
+    def lacking(cluster: Cluster) -> list[str]:
+        return [demand.part for demand in shortages(found.demands(cluster))]
+
+    assert lacking(EIGHT) == []
+    assert lacking(EIGHT.with_host(memory_bytes=128 * 2**30)) == ["loading on the host"]
+    assert lacking(find_cluster("8xrtx-4090").with_host(memory_bytes=2**40)) == ["loading on the GPU"]
+    # In unified memory, what is read and what is kept lie side by side.
+    whole = find_cluster("gb10")
+    assert not whole.host_memory_bytes
+    (together,) = training_loading(LLAMA, Configuration(), whole).demands(whole)
+    assert together.needed_bytes > 8 * LLAMA.parameters
+
+
+@pytest.mark.parametrize("framework", ["torch", "fsdp2", "deepspeed", "megatron"])
+@pytest.mark.parametrize("base", ["16-bit", "nf4"])
+@pytest.mark.parametrize("place", ["gpu", "host"])
+def test_many_configurations_at_once_load_as_each_of_them(framework: str, base: str, place: str) -> None:
+    """With every degree of parallelism that decides who reads what."""
+    degrees = [(1, 1, 1, 8), (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 8), (2, 2, 2, 2)]
+    tp, pp, ep, data = (np.array(column) for column in zip(*degrees, strict=True))
+    choices: dict[str, Any] = {"framework": framework, "base": base, "parameter_place": place, "zero": 3}
+    choices |= {"lora_rank": 16 if base == "nf4" else 0}
+    many = Configuration(**choices, tp=tp, pp=pp, ep=ep, data=data, shard=data)
+    sizes = loading_sizes(MIXTRAL, many, EIGHT)
+    on_host, on_card = sizes.demands(EIGHT)
+    for row in range(len(degrees)):
+        alone = training_loading(MIXTRAL, many.at(row), EIGHT)
+        assert alone.host_bytes == pytest.approx(np.broadcast_to(on_host.needed_bytes, 5)[row], abs=8)
+        assert alone.card_bytes == pytest.approx(np.broadcast_to(on_card.needed_bytes, 5)[row], abs=8)
 
 
 def test_a_server_of_vllm_quantises_layer_by_layer_since_0_15() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tonnage.commands import plan_serve, plan_train
-from tonnage.commands.options import Parser
+from tonnage.commands.options import Parser, parser_of
 from tonnage.errors import RequestError
 
 
@@ -28,6 +28,16 @@ def test_what_is_not_known_is_named_with_the_closest_flag(
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(words)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "certify"])
+def test_a_version_that_is_none_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = parser_of(command)
+    assert parser.parse_args(["--gpu", "t4", "--torch", "2.11.0+cu130", "train.py"]).torch == "2.11.0+cu130"
+    for version in ("x", "2", "2.x", "v2.11"):
+        with pytest.raises(SystemExit, match="2"):
+            parser.parse_args(["--gpu", "t4", "--torch", version, "train.py"])
+        assert f"{version!r} is not a version of torch. Write it like 2.11." in capsys.readouterr().err
 
 
 def test_cards_are_listed_by_memory_and_the_smallest_is_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -446,3 +447,53 @@ def test_a_tiled_mlp_keeps_its_input_alone_and_is_made_twice(capsys: pytest.Capt
 def test_flags_beside_what_they_belong_to(words: tuple[str, ...]) -> None:
     with pytest.raises(RequestError, match=words[0]):
         command([*SMALL, *words])
+
+
+# A plan that fits, and plans that fit but for one part: a GPU, a host while it loads, a host, GPU and host.
+VERDICTS = {
+    "llama-3.1-70b --gpus 8xh100": [],
+    "llama-3.1-70b --gpus 8xh100 --offload none": ["GPU"],
+    "llama-3.1-70b --gpus 8xh100 --framework fsdp2 --zero 3 --tp 1 --pp 1 --cp 1": ["loading on the host"],
+    "llama-3.1-8b --gpus 8xa100-40 --seq 2k --offload optimizer --zero 3 --host-memory 64g --pp 1": ["host"],
+    "llama-3.1-8b --gpus 8xh100 --seq 2k --lora 16 --framework deepspeed --zero 2 --host-memory 8g": [],
+}
+
+
+@pytest.mark.parametrize("words", VERDICTS)
+def test_report_status_figures_page_and_export_say_the_same(
+    words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    parts, folder, argv = VERDICTS[words], Path("files"), words.split()
+    status = command([*argv, "--json", str(tmp_path / "plan.json"), "--export", str(folder)])
+    report = capsys.readouterr().out
+    found = json.loads((tmp_path / "plan.json").read_text())
+    fits = not parts
+    assert status == (0 if fits else 1)
+    assert found["fits"] == found["best"]["fits"] == fits
+    assert [short["part"] for short in found["shortages"]] == parts
+    assert found["loading"]["fits"] == ("loading on the host" not in parts)
+    header = report.split("\n\n")[0]
+    assert ("does not fit" in header) == (not fits) and max(map(len, report.splitlines())) <= 80
+    assert folder.exists() == fits == (found["next_plan"] is None)
+    assert ("nothing is written to" in report) == (not fits)
+    # The reasons stand in the header, and on the page.
+    page = tmp_path / "page.html"
+    assert command([*argv, "--html", str(page)]) == status
+    html = page.read_text()
+    assert ('class="verdict ok">fits<' in html) == fits
+    for short in found["shortages"]:
+        assert short["words"] in " ".join(header.split())
+        assert escape(short["words"]) in html
+
+
+@pytest.mark.parametrize("words", [words for words, parts in VERDICTS.items() if parts])
+def test_the_flags_of_the_next_plan_ask_for_exactly_that(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    following = figures(capsys, *words.split())["next_plan"]
+    # Flags that are given again replace what was given.
+    more = " ".join(following["flags"]).split()
+    found = figures(capsys, *words.split(), *more)
+    assert found["fits"] and found["searched"]["configurations"] <= 2
+    assert found["best"]["config"] == following["plan"]["config"]
+    assert found["best"]["total_bytes"] == following["plan"]["total_bytes"]

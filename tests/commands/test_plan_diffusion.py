@@ -1,6 +1,8 @@
 """`tonnage plan train` and `plan serve` of models that make images."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,31 @@ def test_help_is_that_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_language_models_are_planned_as_before(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_train.command(["gpt2", "--gpus", "h100", "--seq", "512"]) == 0
     assert "tokens/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "parts"),
+    [
+        (plan_serve.command, "flux-dev --gpus rtx-4090", []),
+        (plan_serve.command, "flux-dev --gpus rtx-3060 --offload none", ["GPU"]),
+        (plan_train.command, "sdxl --gpus rtx-3060", ["GPU"]),
+    ],
+)
+def test_report_status_and_figures_say_the_same_and_the_next_plan_fits(
+    command: Callable[[list[str]], int],
+    words: str,
+    parts: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "plan.json"
+    status = command([*words.split(), "--json", str(file)])
+    report, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert found["fits"] == found["best"]["fits"] == (status == 0) == (not parts)
+    assert [short["part"] for short in found["best"]["shortages"]] == parts
+    assert ("does not fit" in report.splitlines()[1]) == ("next plan that fits" in report) == bool(parts)
+    assert max(map(len, report.splitlines())) <= 80
+    for remedy in found["remedies"]:
+        more = " ".join(remedy["flags"]).split()
+        assert command([*words.split(), *more, "--json", str(file)]) == 0, more
+        assert json.loads(file.read_text())["best"]["choices"] == remedy["plan"]["choices"]

@@ -1,6 +1,7 @@
 """`tonnage plan rl`: its words, its report at 80 columns, its exit status, its figures."""
 
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,41 @@ def test_the_page_has_a_bar_for_each_phase_and_nothing_to_fetch(tmp_path: Path) 
     assert 'class="swatch c-kv_cache"' in text and "http" not in text.replace("http-equiv", "").replace(
         "http://www.w3.org", ""
     )
+
+
+# What is short in each: nothing, a GPU, the host of what is offloaded, the host that loads.
+VERDICTS = {
+    "qwen2.5-1.5b --gpus h200": [],
+    "qwen2.5-7b --gpus h200": ["GPU"],
+    "qwen2.5-1.5b --gpus h200 --offload optimizer --precision bf16 --host-memory 2g": ["host"],
+    "qwen2.5-7b --gpus 8xh100 --framework fsdp2 --zero 3 --host-memory 300g --rollout-gpus 0": ["loading on the host"],
+}
+
+
+@pytest.mark.parametrize("words", VERDICTS)
+def test_report_status_figures_and_page_say_the_same(
+    words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    parts, file, page = VERDICTS[words], tmp_path / "plan.json", tmp_path / "page.html"
+    status, out = report(capsys, f"{words} --json {file}")
+    found = json.loads(file.read_text())
+    assert found["fits"] == found["best"]["fits"] == (status == 0) == (not parts)
+    assert [short["part"] for short in found["best"]["shortages"]] == parts
+    assert ("does not fit" in out.splitlines()[1]) == bool(parts)
+    assert max(map(len, out.splitlines())) <= 80 and " free    -" not in out
+    assert report(capsys, f"{words} --html {page}")[0] == status
+    for short in found["best"]["shortages"]:
+        assert short["words"] in " ".join(out.split()) and escape(short["words"]) in page.read_text()
+
+
+@pytest.mark.parametrize("words", [words for words, parts in VERDICTS.items() if parts])
+def test_the_flags_of_the_next_plan_ask_for_it(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = report(capsys, f"{words} --json -")
+    following = json.loads(out)["remedies"][0]
+    status, out = report(capsys, f"{words} {' '.join(following['flags'])} --json -")
+    best = json.loads(out)["best"]
+    assert status == 0
+    assert {name: best[name] for name in ("trainer", "engine", "offload")} == {
+        name: following[name] for name in ("trainer", "engine", "offload")
+    }

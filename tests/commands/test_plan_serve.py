@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,45 @@ def test_every_engine_is_exported(run: Any, tmp_path: Path, engine: str) -> None
 def test_engines_refuse_what_is_not_theirs(run: Any, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         run(*words)
+
+
+# What is short in each: nothing, a GPU, a GPU while it loads, a host.
+VERDICTS = {
+    "llama-3.1-8b --gpus h100": [],
+    "llama-3.1-70b --gpus 4xh100 --context 32k --users 64": ["GPU"],
+    "llama-3.1-8b --gpus rtx-4070 --context 2k --weights fp8 --engine-version 0.11.0 --max-seqs 4 --eager": [
+        "loading on the GPU"
+    ],
+    "llama-3.1-70b --gpus rtx-4090 --engine llama.cpp --host-memory 16g": ["host"],
+}
+
+
+@pytest.mark.parametrize("words", VERDICTS)
+def test_report_status_figures_page_and_export_say_the_same(
+    words: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    parts, argv = VERDICTS[words], words.split()
+    status, report = run(*argv, "--json", "plan.json", "--export", "files")
+    found = json.loads(Path("plan.json").read_text())
+    fits = not parts
+    assert status == (0 if fits else 1) and found["fits"] == fits
+    assert [short["part"] for short in found["shortages"]] == parts
+    assert found["loading"]["fits"] == ("loading on the GPU" not in parts)
+    header, *_ = report.split("\n\n")
+    assert ("does not fit" in header) == ("nothing is written to files" in report) == (not fits)
+    assert Path("files").exists() == ("\n  launch" in report) == fits
+    assert max(map(len, report.splitlines())) <= 80
+    assert run(*argv, "--html", "page.html")[0] == status
+    html = Path("page.html").read_text()
+    for short in found["shortages"]:
+        assert short["words"] in " ".join(header.split()) and escape(short["words"]) in html
+
+
+@pytest.mark.parametrize("words", [words for words, parts in VERDICTS.items() if parts])
+def test_every_flag_that_would_fit_does(words: str, figures: Any, run: Any) -> None:
+    changes = figures(*words.split())["changes"]
+    assert changes
+    for change in changes:
+        assert run(*words.split(), *change["flag"].split())[0] == 0, change["flag"]

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,9 +100,8 @@ def server(
                 break
         else:
             raise AssertionError(process.stderr.read())
-        transport = httpx.HTTPTransport(retries=5)
-        with httpx.Client(transport=transport) as client:
-            client.get(f"{found[1]}/health", timeout=20)
+        # It listens once it says so, and whoever asks for its health needs no key.
+        assert httpx.get(f"{found[1]}/health", timeout=20).status_code == 200
         yield process, found[1], said
     finally:
         process.kill()
@@ -119,7 +119,7 @@ def test_it_prints_the_ledger_serves_and_drains(folder: Path) -> None:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            health = httpx.get(f"{url}/health", headers=key)
+            health = httpx.get(f"{url}/health")
             assert health.status_code == 503 and health.json() == {"status": "draining"}
             refused = httpx.post(f"{url}/v1/completions", json=body, headers=key)
             assert refused.status_code == 503 and refused.headers["Retry-After"]
@@ -175,6 +175,7 @@ def test_the_key_may_come_from_the_environment_and_the_name_from_a_flag(folder: 
     words = [str(folder), "--served-name", "my/model", "--json", str(figures)]
     with server(words, TONNAGE_API_KEY="secret\n") as (_, url, _):
         assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/metrics").status_code == 200
         (model,) = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"]
         assert model["id"] == "my/model" and model["max_model_len"] == 4096
         assert json.loads(figures.read_text())["blocks"] > 1
@@ -184,6 +185,14 @@ def test_a_budget_that_is_too_small_exits_1_with_the_numbers(folder: Path) -> No
     process = Forked([str(folder), "--port", "0", "--device", "cpu", "--budget", "1 MiB"])
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1 and "--budget" in errors and "MiB" in errors and "Traceback" not in errors
+
+
+def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.commands.serve._engine", lambda *_: pytest.fail("it has loaded the model"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RequestError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            command([str(folder), "--port", str(port)])
 
 
 @pytest.mark.parametrize(
@@ -218,3 +227,12 @@ def test_without_fastapi_the_hint_says_what_to_install(folder: Path, monkeypatch
 def test_budgets_are_shares_or_sizes() -> None:
     assert _budget("0.9") == 0.9 and _budget("1") == 1.0
     assert _budget("60 GiB") == "60 GiB" and _budget("4096") == "4096"
+    assert _budget("90%") == 0.9 and _budget(" 50 %") == 0.5
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RequestError, match=f"--device {device} is no") as caught:
+        command([str(folder), "--port", "0", "--device", device])
+    assert "cpu" in caught.value.hint

@@ -290,6 +290,17 @@ def test_a_leak_that_kills_is_the_cause_and_its_fix_rescues() -> None:
     assert diagnosis.fixes[0].rescues
 
 
+def test_loading_that_finds_no_room_is_no_leak() -> None:
+    run = Run(capacity_bytes=1000 * MIB)
+    run.phase("setup")
+    with pytest.raises(OutOfMemory) as caught:
+        for _ in range(50):
+            run.alloc(60 * MIB, line="load.py:4", stack=("load.py:4",), operator="aten::empty")
+            run.alloc(MIB, line="load.py:5", stack=("load.py:5",), operator="aten::zeros")
+    diagnosis = diagnose(run.dies(caught.value, line="load.py:4"))
+    assert diagnosis.cause == "capacity" and "leak" not in rules(diagnosis)
+
+
 def test_a_graph_that_kills_the_second_step_is_a_leak_already() -> None:
     run = Run(capacity_bytes=1000 * MIB)
     with pytest.raises(OutOfMemory) as caught:

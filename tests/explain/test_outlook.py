@@ -8,7 +8,7 @@ import pytest
 import loops
 from loops import line_of, recorded
 from support import MIB, Run, climbing_run, training_run
-from tonnage.explain import advice_for
+from tonnage.explain import advice_for, diagnose
 from tonnage.explain.diagnosis import outlook_of
 from tonnage.ledger import Category
 from tonnage.recording import Recording
@@ -53,16 +53,77 @@ def test_advice_to_one_that_climbs_is_to_stop_that() -> None:
         loops.evaluates_and_keeps,
         loops.fetches_ahead,
         loops.generates,
+        loops.generates_with_scores,
         loops.grows_a_cache,
+        loops.grows_a_cache_in_a_list,
+        loops.loads_weights,
+        loops.loads_shards,
+        loops.keeps_at_first,
     ],
 )
 def test_what_ends_by_itself_does_not_climb(script: Callable[..., Any]) -> None:
     assert outlook_of(recorded(script)).climb is None
 
 
+@pytest.mark.parametrize(
+    ("script", "each_bytes"),
+    [
+        (loops.keeps_graph, 64 * MIB),
+        (loops.keeps_outputs, None),
+        (loops.fills_a_replay, 4 * MIB),
+        (loops.logs_outputs, 5 * 4 * MIB // 21),
+    ],
+)
+def test_what_every_step_or_every_fifth_keeps_climbs(script: Callable[..., Any], each_bytes: int | None) -> None:
+    climb = outlook_of(recorded(script)).climb
+    assert climb is not None and climb.dies_at_step is not None
+    assert each_bytes is None or climb.each_bytes == pytest.approx(each_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("script", [loops.loads_weights, loops.loads_shards])
+def test_a_script_that_only_loads_has_nothing_wrong(script: Callable[..., Any]) -> None:
+    assert diagnose(recorded(script)).cause == "none"
+
+
 def test_a_cache_that_grows_is_told_in_a_line() -> None:
     (line,) = outlook_of(recorded(loops.grows_a_cache)).lines
     assert "KV cache" in line and "at every step" in line
+    (line,) = outlook_of(recorded(loops.grows_a_cache_in_a_list)).lines
+    assert f"{line_of('grows a list')} keeps a cache that grows with the sequence" in line
+
+
+def test_lines_that_each_keep_something_once_or_twice_do_not_climb() -> None:
+    """As where `fit_trainer` surveys, tries and proves before the training."""
+    run = Run()
+    kept_in = {2: "survey.py:3", 21: "survey.py:3", 25: "train.py:9", 27: "train.py:9"}
+    for step in range(1, 31):
+        run.step(step)
+        run.phase("forward")
+        work = run.alloc(8 * MIB, Category.ACTIVATIONS, line="train.py:5", operator="linear")
+        if step in kept_in:
+            run.alloc(MIB, Category.ACTIVATIONS, line=kept_in[step], operator="linear")
+        run.free(work)
+    assert outlook_of(run.recording).climb is None
+
+
+def test_calls_of_generate_that_keep_something_climb() -> None:
+    """Each call is one iteration, and what remains of it is compared with that of other calls."""
+
+    def calls(*, keeps: bool) -> Recording:
+        run = Run()
+        for call in range(6):
+            run.phase("generation")
+            for token in range(8):
+                run.step(8 * call + token + 1)
+                scores = run.alloc(MIB, Category.ACTIVATIONS, line="chat.py:7", operator="linear")
+                if not keeps:
+                    run.free(scores)
+            run.phase("other")
+        return run.recording
+
+    climb = outlook_of(calls(keeps=True)).climb
+    assert climb is not None and climb.each_bytes == 8 * MIB
+    assert outlook_of(calls(keeps=False)).climb is None
 
 
 def test_lengths_that_vary_are_told_and_are_no_climb() -> None:

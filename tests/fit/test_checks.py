@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tonnage
 from fit.cases import CASES, build_training
 from tonnage.errors import RequestError
-from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
+from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample, check_steppable
 from tonnage.fit.training import Training
 
 CPU = torch.device("cpu")
@@ -31,9 +31,13 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+def _sum_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).sum()
+
+
 def _fit(training: Training, **changed: Any) -> Any:
-    arguments = {"model": training.model, "optimizer": training.optimizer, "sample": training.sample, **changed}
-    return tonnage.fit(arguments.pop("model"), arguments.pop("optimizer"), loss=training.loss, **arguments)
+    given = {name: getattr(training, name) for name in ("model", "optimizer", "loss", "sample")}
+    return tonnage.fit(**(given | changed))
 
 
 @pytest.mark.usefixtures("process_group")
@@ -53,7 +57,7 @@ def test_a_compiled_model_is_refused_with_what_to_give_instead(training: Trainin
     with pytest.raises(RequestError, match="compiled already") as caught:
         _fit(training, model=torch.compile(training.model))
     assert "model._orig_mod" in caught.value.hint
-    check_request(torch.compile(training.model)._orig_mod, training.optimizer, training.sample)
+    check_request(torch.compile(training.model)._orig_mod, training.optimizer, training.loss, training.sample)
 
 
 def test_what_is_no_model_or_optimizer_is_refused(training: Training) -> None:
@@ -69,6 +73,42 @@ def test_what_is_no_model_or_optimizer_is_refused(training: Training) -> None:
         _fit(training, model=nn.Identity())
 
 
+def test_arguments_in_the_wrong_place_are_refused_with_what_to_give_instead(training: Training) -> None:
+    with pytest.raises(RequestError, match=r"wants a torch\.nn\.Module, and got AdamW") as caught:
+        _fit(training, model=training.optimizer, optimizer=training.model)
+    assert "The model comes first" in caught.value.hint
+    for optimizer, words in ((None, "None"), (torch.optim.AdamW, "the class AdamW")):
+        with pytest.raises(RequestError, match=f"wants a torch optimizer, and got {words}") as caught:
+            _fit(training, optimizer=optimizer)
+        assert "model.parameters()" in caught.value.hint
+
+
+def _of_a_batch(batch: Any) -> Tensor:
+    return batch["x"].sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (None, "takes a function, and got None"),
+        (torch.ones(()), "takes a function, and got Tensor"),
+        (nn.CrossEntropyLoss, "takes a function, and got the class CrossEntropyLoss"),
+        (nn.CrossEntropyLoss(), "CrossEntropyLoss takes outputs and targets"),
+        (_of_a_batch, r"_of_a_batch\(batch: Any\) -> torch.Tensor does not take that: too many positional arguments"),
+    ],
+)
+def test_a_loss_that_is_not_called_with_model_and_batch_is_refused(training: Training, loss: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        _fit(training, loss=loss)
+    assert "loss=lambda model, batch: " in caught.value.hint
+
+
+def test_a_plan_that_is_none_is_refused(training: Training) -> None:
+    with pytest.raises(RequestError, match="takes a plan or the file that holds it, and got dict") as caught:
+        _fit(training, plan={"techniques": []})
+    assert "fitted.save" in caught.value.hint
+
+
 def test_an_optimizer_of_another_model_is_refused(training: Training) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(RequestError, match="steps 2 parameters that are not the model's"):
@@ -78,7 +118,7 @@ def test_an_optimizer_of_another_model_is_refused(training: Training) -> None:
 def test_parameters_on_several_devices_are_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with pytest.raises(RequestError, match="spread over cpu, meta"):
-        check_request(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(1, 2))
+        check_request(model, torch.optim.SGD(model.parameters(), lr=0.1), _sum_of, torch.ones(1, 2))
 
 
 def test_a_sample_elsewhere_or_empty_is_refused(training: Training) -> None:
@@ -130,6 +170,8 @@ def test_a_model_on_the_cpu_needs_a_plan(training: Training) -> None:
     with pytest.raises(RequestError, match="measures GPU memory") as caught:
         _fit(training)
     assert "virtual_gpu" in str(caught.value.hint)
+    files = [frame.path.name for frame in caught.traceback]
+    assert files == ["test_checks.py", "test_checks.py", "__init__.py", "__init__.py"]  # none of those that measure
 
 
 @pytest.mark.parametrize(
@@ -143,6 +185,13 @@ def test_a_model_on_the_cpu_needs_a_plan(training: Training) -> None:
 def test_a_loss_that_cannot_be_trained_is_refused(loss: Tensor | float, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         check_loss(loss)
+
+
+def test_one_number_of_any_shape_can_be_stepped() -> None:
+    check_steppable(torch.ones(1, requires_grad=True))
+    for loss in (torch.ones(2, requires_grad=True), torch.ones(1), 1.5, None):
+        with pytest.raises(RequestError, match=r"not a scalar|does not depend"):
+            check_steppable(loss)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -50,6 +50,17 @@ def test_a_cell_runs_on_the_card_and_its_report_is_its_output(shell: Interactive
     assert "activations" in shown["text/html"]
 
 
+def test_a_cell_whose_check_fails_by_an_unknown_value_says_so(shell: InteractiveShell) -> None:
+    report, printed = run(shell, "--gpu t4", CELL.format(batch=64) + "assert loss.item() < 0.5, 'diverged'\n")
+    assert "diverged" in printed
+    dependence = report.recording.dependence
+    assert report.recording.header.outcome == "depends" and dependence
+    assert dependence.line == f"In[{shell.execution_count}]:6"
+    shown, _ = shell.display_formatter.format(report)
+    assert "depends on unknown values" in shown["text/plain"] and "number=0" in shown["text/plain"]
+    assert "depends on unknown values" in shown["text/html"] and "number=0" in shown["text/html"]
+
+
 def test_what_the_cell_makes_is_the_notebook_s(shell: InteractiveShell) -> None:
     run(shell, "", "answer = 6 * 7")
     assert shell.user_ns["answer"] == 42

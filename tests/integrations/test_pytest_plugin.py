@@ -77,9 +77,22 @@ def test_a_card_that_is_too_small_keeps_the_test_s_own_error(pytester: pytest.Py
 @pytest.mark.gpu_memory("1 GiB", card="t4")
 def test_oom(net):
     train(net, 2**19)
+
+@pytest.mark.gpu_memory("1 GiB", card="t4")
+def test_value(net):
+    out = net(torch.randn(4, 1024, device="cuda"))
+    assert torch.isfinite(out).all() and (out < 1e3).all()
+    value = out.mean().item()
+    assert value < 0.5
 """,
     )
-    done.assert_outcomes(failed=1)
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(
+        [
+            "It depends on values that a prediction does not have: the assertion at test_memory.py:25 fails*",
+            "*number=0*",
+        ]
+    )
     done.stdout.fnmatch_lines(
         ["E * torch.OutOfMemoryError: CUDA out of memory*", "GPU memory: needed at least * GiB, *"]
     )
@@ -154,6 +167,35 @@ def test_a_mark_that_makes_no_sense_is_that_test_s_error(pytester: pytest.Pytest
     done = run(pytester, '@pytest.mark.gpu_memory(limit="2 GBB")\ndef test_it(): pass\n\ndef test_other(): pass\n')
     done.assert_outcomes(passed=1, errors=1)
     done.stdout.fnmatch_lines(["gpu_memory: '2 GBB' is not a size in bytes.", "Write it like*"])
+
+
+WRITTEN_WRONGLY = {
+    "": "gpu_memory: @pytest.mark.gpu_memory() has no limit.",
+    "()": "gpu_memory: @pytest.mark.gpu_memory() has no limit.",
+    '(card="t4")': "gpu_memory: @pytest.mark.gpu_memory(card='t4') has no limit.",
+    '(max="1 GiB")': "gpu_memory: @pytest.mark.gpu_memory(max='1 GiB') has max=, which the mark does not take.",
+    '("1 GiB", "t4")': "gpu_memory: @pytest.mark.gpu_memory('1 GiB', 't4') has 2 limits; the card is given by name.",
+    '("1 GiB", limit="2 GiB")': "gpu_memory: @pytest.mark.gpu_memory('1 GiB', limit='2 GiB') has 2 limits; *",
+    "(limit=None)": "gpu_memory: @pytest.mark.gpu_memory(limit=None) has a limit that is neither a size nor *",
+    "(limit=1.5)": "gpu_memory: @pytest.mark.gpu_memory(limit=1.5) has a limit that is neither a size nor *",
+    '("1 GiB", card=4)': "gpu_memory: @pytest.mark.gpu_memory('1 GiB', card=4) has a card that is no name.",
+    '("1 GiB", card="t5")': "gpu_memory: *'t5'*",
+    '("-1 GiB")': "gpu_memory: '-1 GiB' is not a size in bytes.",
+}
+
+
+def test_a_mark_that_is_written_wrongly_says_how_to_write_it(pytester: pytest.Pytester) -> None:
+    tests = [
+        f"@pytest.mark.gpu_memory{arguments}\ndef test_{number}(): pass\n"
+        for number, arguments in enumerate(WRITTEN_WRONGLY)
+    ]
+    pytester.makepyfile("import pytest\n\n" + "\n".join(tests))
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:randomly")
+    done.assert_outcomes(errors=len(WRITTEN_WRONGLY))
+    done.stdout.fnmatch_lines([words.replace("[", "[[]") for words in WRITTEN_WRONGLY.values()])
+    done.stdout.fnmatch_lines(['Write it like @pytest.mark.gpu_memory(limit="2 GiB", card="t4").'])
+    done.stdout.no_fnmatch_line("*Traceback*")
+    done.stdout.no_fnmatch_line("*TypeError*")
 
 
 def test_where_it_is_not_used_nothing_is_loaded(pytester: pytest.Pytester) -> None:

@@ -113,3 +113,35 @@ def test_a_published_vision_model_may_keep_its_text_fields_outside():
     config = dict(preset_config("qwen2.5-vl-7b"))
     flat = {**config.pop("text_config"), **config}
     assert from_config(flat).parameters == find_model("qwen2.5-vl-7b").parameters == 8_292_166_656
+
+
+# Sizes of the towers that people train: base, small, tiny with other images, unusual poolers.
+SIZES = [
+    {},
+    {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+    {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "image_size": 384, "patch_size": 32},
+    {"image_size": [224, 224], "patch_size": [16, 16]},
+]
+
+
+# transformers builds no BEiT with sides that are stated one by one.
+NO_CLASS = [(name, values) for name in ("vit", "deit", "dinov2") for values in SIZES]
+NO_CLASS += [("beit", values) for values in SIZES[:3]]
+
+
+@pytest.mark.parametrize(("model_type", "values"), NO_CLASS, ids=str)
+@pytest.mark.parametrize("shortened", [True, False])
+def test_a_vision_model_that_names_no_class_is_the_bare_one(model_type, values, shortened):
+    """As `AutoModel.from_config` builds it; one that states its classes is a classifier."""
+    config = zoo.config_of(model_type, values)
+    saved = json.loads(config.to_json_string(use_diff=shortened))
+    saved.pop("architectures", None)
+    shape = from_config(saved)
+    first = next(iter(architecture(model_type)["heads"]))
+    bare = first.replace("ForImageClassification", "Model")
+    assert (shape.parameters, shape.exact) == (zoo.built(bare, config), True)
+    assert shape.notes == (f"The configuration names no class; counted as {bare}.",)
+    classes = zoo.config_of(model_type, values | {"num_labels": 1000})
+    saved = json.loads(classes.to_json_string(use_diff=shortened))
+    saved.pop("architectures", None)
+    assert from_config(saved).parameters == zoo.built(first, classes)

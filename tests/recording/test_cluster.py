@@ -1,5 +1,6 @@
 """A cluster's file: every rank reads back, alike ones are kept once, and nothing in it is trusted."""
 
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import cluster_of, one_dies, one_odd, rank_run
+from strange_numbers import STRANGE_NUMBERS, opens_or_says_why
 from support import training_run
 from tonnage.errors import BadRecording, OutputExists
 from tonnage.recording import ClusterRecording, open_cluster, open_recording, write_cluster, write_recording
@@ -49,6 +51,31 @@ def test_a_file_from_before_ranks_had_times_opens(written: Path) -> None:
     again = open_cluster(written)
     assert again is not None and again.summary == one_odd().summary
     assert again.summary.slowest is None
+
+
+@pytest.mark.parametrize("key", ["worst", "gpus", "hosts", "dies_first", "exit_status", "capacity_bytes"])
+def test_a_cluster_with_any_number_opens_or_is_refused_in_a_sentence(written: Path, key: str) -> None:
+    with closing(sqlite3.connect(written, isolation_level=None)) as database:
+        for number in STRANGE_NUMBERS:
+            database.execute("UPDATE cluster SET value = ? WHERE key = ?", (number, key))
+            problem = opens_or_says_why(written)
+            assert problem or number in ("-1", "null"), number
+    if key == "worst":
+        change(written, "UPDATE cluster SET value = 'Infinity' WHERE key = 'worst'")
+        with pytest.raises(BadRecording, match=r"not a readable recording: its worst rank is inf\."):
+            open_recording(written)
+
+
+@pytest.mark.parametrize(
+    "ranges", ["Infinity", "[[0, Infinity]]", "[[NaN, 0]]", "[[-1, 0]]", "[[0, 1e999]]", '[["0", 0]]', "[[0]]", "{}"]
+)
+def test_a_rank_that_stands_for_no_ranks_is_refused_in_a_sentence(written: Path, ranges: str) -> None:
+    with closing(sqlite3.connect(written, isolation_level=None)) as database:
+        (value,) = database.execute("SELECT summary FROM rank WHERE rank = 0").fetchone()
+        summary = json.loads(value)
+        spoilt = json.dumps(summary | {"stands_for": "@"}).replace('"@"', ranges)
+        database.execute("UPDATE rank SET summary = ? WHERE rank = 0", (spoilt,))
+    assert "stands for" in opens_or_says_why(written) or "stands_for" in opens_or_says_why(written)
 
 
 def test_ranks_that_did_the_same_are_kept_once(written: Path) -> None:

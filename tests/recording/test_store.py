@@ -1,3 +1,4 @@
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import Run, training_run
+from strange_numbers import opens_or_says_why, strange_files
+from support import MIB, Run, training_run
 from tonnage.errors import BadRecording, OutputExists, RequestError
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Note, Recording, StandIn, read_recording, write_recording
@@ -200,6 +202,38 @@ def change(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute(statement)
         database.commit()
+
+
+def test_a_header_with_any_number_opens_or_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "run.tonnage"
+    run = Run(overhead_parts={"context": MIB})
+    run.alloc(MIB)
+    write_recording(path, run.recording)
+    refused = set()
+    for name, number in strange_files(path, "header", "value", "key"):
+        if opens_or_says_why(path):
+            refused.add((name, number))
+    numeric = ("capacity_bytes", "exit_status", "wall_seconds", "overhead_bytes", "ooms_caught", "pinned_host_bytes")
+    for name in numeric:
+        assert {(name, number) for number in ("NaN", "Infinity", "1e999", str(2**80), '"7"', "[]")} <= refused
+    assert opens_or_says_why(path) == ""
+
+
+def test_a_failed_request_with_any_number_opens_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.tonnage"
+    write_recording(path, training_run(gpu="t4", batch=64))
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        (value,) = database.execute("SELECT value FROM oom").fetchone()
+        fields = [name for name, held in json.loads(value).items() if isinstance(held, int)]
+        assert "requested_bytes" in fields and "step" in fields
+        for name in fields:
+            for number in ("Infinity", "-1", str(2**80), '"7"'):
+                database.execute("UPDATE oom SET value = json_replace(?, ?, json(?))", (value, f"$.{name}", "0"))
+                (changed,) = database.execute("SELECT value FROM oom").fetchone()
+                spoilt = changed.replace(f'"{name}":0', f'"{name}":{number}')
+                assert spoilt != changed
+                database.execute("UPDATE oom SET value = ?", (spoilt,))
+                assert f"its {name} is" in opens_or_says_why(path)
 
 
 def rows(path: Path, table: str) -> int:

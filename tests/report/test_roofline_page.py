@@ -122,6 +122,39 @@ def test_labels_do_not_collide_and_nothing_overflows(tmp_path: Path, analysis: A
         assert browser.complaints == [] and browser.requests == [page.as_uri()]
 
 
+# Cells and pieces of the picture that do not lie within the window, or are squeezed into a column of single letters.
+CLIPPED = """
+[...document.querySelectorAll("td, svg text")].filter((n) => n.checkVisibility() && n.textContent).flatMap((n) => {
+  const r = n.getBoundingClientRect(), where = document.createRange();
+  where.selectNodeContents(n);
+  const words = where.getBoundingClientRect();
+  const outside = Math.min(r.left, words.left) < 0 || Math.max(r.right, words.right) > innerWidth;
+  return outside || (n.tagName === "TD" && r.height > 150) ? [[n.textContent, r.left, r.right, r.height]] : [];
+})
+"""
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+@pytest.mark.parametrize("width", [400, 1200])
+def test_every_column_and_every_name_is_seen_without_scrolling(tmp_path: Path, analysis: Analysis, width: int) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(roofline_page(analysis), encoding="utf-8")
+    with Browser(width, 900) as browser:
+        browser.open(page)
+        assert browser.evaluate(CLIPPED) == []
+        for name in ("rows", "bounds", "changes"):
+            table = f"document.getElementById('{name}').parentElement"
+            assert browser.evaluate(f"{table}.scrollWidth") <= browser.evaluate(f"{table}.clientWidth"), name
+        # On a narrow page the label of a row comes first, and its figures have their names.
+        label, first = browser.evaluate(
+            "[...document.querySelectorAll('#rows tbody tr:first-child td')].map(n => n.getBoundingClientRect().top)"
+            ".toSpliced(1, 6).reverse()"
+        )
+        assert (label < first) == (width == 400)
+        named = browser.evaluate("getComputedStyle(document.querySelector('#rows [data-name]'), '::before').content")
+        assert ("time" in named) == (width == 400)
+
+
 @pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
 def test_a_mark_says_its_figures_under_the_pointer_and_in_focus(tmp_path: Path, analysis: Analysis) -> None:
     page = tmp_path / "page.html"

@@ -1,5 +1,7 @@
 """What every byte is for: categories that sum to the peak, modules, phases, steps and the script's lines."""
 
+from collections.abc import Iterator
+
 import pytest
 
 import tonnage
@@ -194,3 +196,131 @@ def test_a_lazy_module_moves_before_it_knows_its_size() -> None:
 
 def test_the_parts_of_a_training_are_known_by_name(recording: Recording) -> None:
     assert recording.header.training == {"optimizers": "torch.optim.AdamW", "stepping": "1"}
+
+
+class Marks:
+    """Takes the phases and steps of a script."""
+
+    held_line = ""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def mark(self, kind: str, name: str) -> None:
+        self.names.append(f"step {name}" if kind == "step" else name)
+
+    def at_module(self, context: int) -> None: ...
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None: ...
+
+
+@pytest.fixture
+def marks() -> Iterator[Marks]:
+    from tonnage.script.attribution import Attribution
+    from tonnage.script.hooks import install_hooks
+
+    sink = Marks()
+    remove = install_hooks(Attribution(sink))
+    yield sink
+    remove()
+
+
+STEP = ["forward", "backward", "other", "optimizer", "other"]
+
+
+def test_a_compiled_function_is_what_a_step_begins_with(marks: Marks) -> None:
+    import torch
+
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return net(x).square().mean()  # type: ignore[no-any-return]
+
+    for _ in range(2):
+        loss_of(torch.ones(2, 8)).backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        loss_of(torch.ones(2, 8))
+    assert marks.names == ["step 1", *STEP, "step 2", *STEP, "evaluation"]
+
+
+def test_steps_within_a_compiled_function_are_counted(marks: Marks) -> None:
+    import torch
+
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @torch.compile(backend="eager")
+    def train(batches: list[torch.Tensor]) -> None:
+        for x in batches:
+            net(x).square().mean().backward()
+            optimizer.step()
+
+    train([torch.ones(2, 8) for _ in range(3)])
+    assert [name for name in marks.names if name.startswith("step")] == ["step 1", "step 2", "step 3"]
+
+
+def test_a_compiled_function_that_an_optimizer_calls_is_part_of_its_step(marks: Marks) -> None:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+
+    @torch.compile(backend="eager")
+    def orthogonalised(update: torch.Tensor) -> torch.Tensor:
+        return update @ update.T
+
+    class Muon(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            for group in self.param_groups:
+                for trained in group["params"]:
+                    trained.sub_(orthogonalised(trained.grad))
+
+    optimizer = Muon([parameter], {})
+    parameter.square().sum().backward()
+    optimizer.step()
+    assert marks.names == ["backward", "other", "optimizer", "other"]
+
+
+def test_a_compiled_function_without_gradients_is_one_step_of_inference(marks: Marks) -> None:
+    import torch
+
+    net = torch.nn.Linear(8, 8)
+
+    @torch.compile(backend="eager")
+    def decode(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()  # behind it the module calls its hooks
+        return net(x)  # type: ignore[no-any-return]
+
+    with torch.no_grad():
+        for _ in range(2):
+            decode(torch.ones(2, 8))
+    assert [name for name in marks.names if name.startswith("step")] == ["step 1", "step 2"]
+
+
+def test_modules_of_a_function_are_found_where_it_may_have_them() -> None:
+    import torch
+
+    from tonnage.script.attribution import modules_within
+
+    closed_over, given, owned = (torch.nn.Linear(2, 2) for _ in range(3))
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = owned
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return inner(self.model(x))
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return closed_over(x)  # type: ignore[no-any-return]
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x)
+
+    assert modules_within(outer, [given]) == [given, closed_over]
+    assert modules_within(Trainer().step, []) == [owned, closed_over]
+    assert modules_within(len, []) == []

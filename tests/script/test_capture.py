@@ -1,5 +1,6 @@
 """What a typical step calls, captured from small models on the virtual GPU of a CPU build."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ import pytest
 
 import torchvision_names  # noqa: F401
 from tonnage.clock.captured import CapturedStep
+from tonnage.explain import advice_for
 from tonnage.hardware import find_gpu
 from tonnage.recording import Note, Recording
+from tonnage.report.runs.terminal import figures_of
 from tonnage.script import capture, profiler
 from tonnage.virtual.builds import new_session
 
@@ -367,3 +370,34 @@ def test_a_model_that_the_script_drops_is_not_kept() -> None:
 
     record(script)
     assert allocated[0] == allocated[-1] < 2**22 + 2**26, "no weight of 4 MiB is left beside cuBLAS's workspaces"
+
+
+def test_a_model_that_is_traced_and_scripted_has_figures_that_json_takes() -> None:
+    """While `torch.jit` traces, sizes of tensors are tensors; such calls are no part of a step."""
+
+    def script() -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).cuda()
+        batch = torch.randn(32, 8, device="cuda")
+        traced, scripted = torch.jit.trace(model, batch), torch.jit.script(model)
+        optimizer = torch.optim.SGD(scripted.parameters(), lr=0.1)
+        for _ in range(3):
+            (traced(batch).sum() + scripted(batch).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    recording = record(script)
+    assert recording.captured is not None and type(recording.captured.samples) is int
+    figures = json.loads(json.dumps(figures_of([recording], [advice_for(recording)])))
+    assert figures["samples_per_s"] * figures["step_time_s"] == pytest.approx(recording.captured.samples)
+
+
+def test_sizes_that_are_symbols_are_not_counted() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=False), allow_non_fake_inputs=True)
+    symbolic = mode.from_tensor(torch.ones(6, 5))
+    assert not isinstance(symbolic.shape[0], int)
+    assert capture._batch((symbolic,), {}) == (None, None)
+    assert capture._batch((torch.ones(6, 5),), {}) == (6, None)
+    assert capture._batch((torch.ones(6, 5, dtype=torch.int64),), {}) == (6, 30)

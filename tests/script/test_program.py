@@ -2,7 +2,9 @@
 
 import json
 import os
+import py_compile
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,6 +63,40 @@ def test_a_script_of_the_shell_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScriptNotFound, match="of the shell") as problem:
         Program.of_file(tmp_path / "train.sh").check()
     assert "torchrun" in problem.value.hint
+
+
+@pytest.mark.parametrize("first_line", ["#!/bin/sh", "#!/usr/bin/env bash", "#! /usr/bin/zsh -l"])
+def test_a_script_of_the_shell_without_a_suffix_is_refused(tmp_path: Path, first_line: str) -> None:
+    (tmp_path / "train").write_text(f"{first_line}\npython train.py\n")
+    with pytest.raises(ScriptNotFound, match="of the shell"):
+        Program.of_file(tmp_path / "train").check()
+
+
+def test_what_python_runs_is_not_refused(tmp_path: Path) -> None:
+    """Whatever its first line or bytes."""
+    (tmp_path / "train").write_text("#!/usr/bin/env python3\n")
+    (tmp_path / "both.py").write_text("#!/bin/sh\n")
+    (tmp_path / "source.py").write_text("import math\n")
+    py_compile.compile(str(tmp_path / "source.py"), cfile=str(tmp_path / "compiled.pyc"))
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "import math\n")
+    for name in ("train", "both.py", "compiled.pyc", "app.pyz"):
+        program = Program.of_file(tmp_path / name).check()
+        assert run(program) == Ending("ok"), name
+
+
+def test_what_cannot_be_a_script_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.bin").write_bytes(b"\x00\x01")
+    with pytest.raises(ScriptNotFound, match="is a binary file"):
+        Program.of_file(tmp_path / "model.bin").check()
+    (tmp_path / "train.py").write_text("pass\n")
+    with pytest.raises(ScriptNotFound, match="found nothing") as problem:
+        Program.of_file(f"{tmp_path}/train.py --batch 8").check()
+    assert "Leave out the quotes" in problem.value.hint
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ScriptNotFound, match="may not be read") as problem:
+        Program.of_file(tmp_path / "train.py").check()
+    assert "chmod u+r" in problem.value.hint
 
 
 def test_the_folder_is_as_before_though_the_script_leaves_it(tmp_path: Path) -> None:

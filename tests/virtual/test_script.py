@@ -30,6 +30,11 @@ def test_a_script_that_raises_keeps_its_traceback_and_status(tmp_path: Path) -> 
     assert said["peak_allocated_bytes"] == 4 * 1024 * 1024
 
 
+def test_cycles_that_hold_tensors_are_collected_as_often_as_without_us(tmp_path: Path) -> None:
+    done, _ = run("offloads.py", tmp_path)
+    assert int(done.stdout.split("at once ")[1].split()[0]) > 20  # 29 of 30 where Python runs the script alone
+
+
 def test_a_script_that_exits_keeps_its_status(tmp_path: Path) -> None:
     done, said = run("exits.py", tmp_path)
     assert done.returncode == 7

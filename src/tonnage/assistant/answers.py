@@ -83,6 +83,9 @@ def _ran(figures: Figures) -> str:
     peak, oom, capacity = figures.get("peak") or {}, figures.get("oom"), figures.get("capacity_bytes")
     if figures.get("outcome") == "error":
         return f"{name} failed for reasons of its own: {_one_line(figures.get('error') or 'it did not say which')}"
+    if figures.get("outcome") == "depends":
+        advice = (figures.get("depends_on") or {}).get("advice", "")
+        return f"{name} {_one_line(figures.get('error') or '')}. {advice}".strip()
     if oom:
         asked, free = format_bytes(oom["requested_bytes"]), format_bytes(oom["free_bytes"])
         place = oom["line"] or "a line that is not known"

@@ -133,7 +133,7 @@ class AssistantSession:
                 self.publish(path, kind, line)
                 uri, size = path.as_uri(), path.stat().st_size
                 links.append(ResourceLink(uri=uri, name=path.name, description=about, mime_type=kind, size=size))
-        failed = bool(program) and found.get("outcome") == "error"
+        failed = bool(program) and found.get("outcome") in ("error", "depends")
         return self.result(line, small(command, found), links, failed=failed)
 
     async def printed(self, words: Sequence[str]) -> CallToolResult:

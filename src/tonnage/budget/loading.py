@@ -20,8 +20,9 @@ moves the shards of parameters to the host and back to make them contiguous.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from tonnage.budget.demands import Demand
 from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.budget.training.adapters import largest_matrix
 from tonnage.ledger import Category
@@ -29,13 +30,33 @@ from tonnage.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from tonnage.budget.serving.memory import ServingBudget
-    from tonnage.budget.training.configuration import Configuration
+    from tonnage.budget.training.configuration import Configuration, Quantity
     from tonnage.hardware import Cluster
 
 Way = Literal["every rank", "first rank", "own part", "split", "mapped"]
 _HALF_BYTES = 2
 # Formats that a server quantizes to while loading; others need files that are already quantized.
 _QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "sglang": ("fp8",), "tonnage": ("fp8", "int8")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingSizes:
+    """Peak bytes while loading: of a host's first rank, of each of its others, and of the fullest GPU.
+
+    Plain numbers for one configuration, or one number for each of many. `in_parts`: each rank reads its own part of the
+    model; otherwise all is loaded in the way `way`.
+    """
+
+    way: Way
+    in_parts: Any
+    first_rank_bytes: "Quantity"
+    other_rank_bytes: "Quantity"
+    card_bytes: "Quantity"
+
+    def demands(self, cluster: "Cluster") -> tuple[Demand, ...]:
+        """Return what loading needs of a host and of a GPU."""
+        host_bytes = self.first_rank_bytes + (cluster.gpus_per_host - 1) * self.other_rank_bytes
+        return loading_demands(host_bytes, self.card_bytes, cluster, cluster.gpu.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,59 +73,102 @@ class Loading:
         """Bytes on one host, without file pages."""
         return sum(self.host_bytes_by_rank)
 
-    def too_large_for(self, cluster: "Cluster") -> Literal["", "host", "card"]:
-        """Return which of host and card it exceeds; with unified memory, both together count."""
-        memory = cluster.host_memory_bytes
-        if memory and self.host_bytes > memory:
-            return "host"
-        shared = 0 if memory else self.host_bytes
-        return "card" if self.card_bytes + shared > cluster.gpu.memory_bytes else ""
+    def demands(self, cluster: "Cluster", room_bytes: int | None = None) -> tuple[Demand, ...]:
+        """Return what loading needs of a host and of a GPU, of which `room_bytes` are free (default: all)."""
+        room = cluster.gpu.memory_bytes if room_bytes is None else room_bytes
+        return loading_demands(self.host_bytes, self.card_bytes, cluster, room)
+
+
+def loading_demands(
+    host_bytes: "Quantity", card_bytes: "Quantity", cluster: "Cluster", room_bytes: int
+) -> tuple[Demand, ...]:
+    """Return the demands of loading; with unified memory, host and GPU count together."""
+    gpus = cluster.gpus_per_host
+    if not cluster.host_memory_bytes:
+        both = card_bytes + host_bytes / gpus
+        return (Demand(part="loading on the GPU", needed_bytes=both, available_bytes=room_bytes),)
+    host = Demand(
+        part="loading on the host", needed_bytes=host_bytes, available_bytes=cluster.host_memory_bytes, gpus=gpus
+    )
+    return host, Demand(part="loading on the GPU", needed_bytes=card_bytes, available_bytes=room_bytes)
 
 
 def training_loading(shape: ModelShape, config: "Configuration", cluster: "Cluster") -> Loading:
     """Return the loading of one configuration with plain numbers, as its framework loads a checkpoint."""
+    sizes = loading_sizes(shape, config, cluster)
+    others = (round(float(sizes.other_rank_bytes)),) * (cluster.gpus_per_host - 1)
+    by_rank = (round(float(sizes.first_rank_bytes)), *others)
+    way: Way = "own part" if sizes.in_parts else sizes.way
+    return Loading(
+        way=way if any(by_rank) else "mapped",
+        host_bytes_by_rank=by_rank,
+        checkpoint_bytes=checkpoint_bytes(shape),
+        card_bytes=round(float(sizes.card_bytes)),
+    )
+
+
+def loading_sizes(shape: ModelShape, config: "Configuration", cluster: "Cluster") -> LoadingSizes:
+    """Return the loading of one configuration or of each of many."""
+    import numpy as np
+
     from tonnage.budget.terms import total
     from tonnage.budget.training.overheads import context, nccl
     from tonnage.budget.training.states import stages
 
-    way: Way = "every rank" if max(config.tp, config.pp, config.ep) == 1 else "own part"
-    if config.framework in ("megatron", "nanotron"):
-        way = "own part"
-    elif config.framework == "fsdp2":
-        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
-        way = "own part" if max(config.pp, config.ep) > 1 else "first rank"
-    elif config.framework == "deepspeed" and config.zero == 3:
-        way = "split"
-    way = "mapped" if config.quantized_base else way
-    part = round(float(max([total(end.kept_parameters) for end in stages(shape, config)])))
-    on_card = part if config.parameter_place == "gpu" else 0
+    way = _way_of_whole(config)
+    # Trainers that split the model read parts. accelerate has no pipeline and splits no experts; torchtitan builds its
+    # parts on the meta device.
+    degrees = {"first rank": (config.pp, config.ep), "every rank": (config.tp, config.pp, config.ep)}.get(way, ())
+    in_parts: Any = way == "own part"
+    for degree in degrees:
+        in_parts = in_parts | (np.asarray(degree) > 1)
+    kept: Quantity = 0.0
+    for end in stages(shape, config):
+        kept = np.maximum(kept, np.round(total(end.kept_parameters)))
+    on_card = kept if config.parameter_place == "gpu" else 0.0
     if config.quantized_base and config.framework == "fsdp2":
         # bitsandbytes weights cannot be moved back to the meta device, so they are whole before they are sharded.
         on_card = round(shape.parameters * config.base_bytes)
-    outside = float(context(cluster.gpu).size_bytes) + float(nccl(config).size_bytes)
     # Bytes per weight as loaded: FP32 for mixed-precision training, 16 bits if frozen.
     width = config.compute_bytes if config.lora_rank else config.parameter_bytes
     # On the host, a rank holds the whole model if it builds it, or its part if parameters stay there.
-    whole, ranks = shape.parameters * width if width != stored_bytes(shape) else 0, cluster.gpus_per_host
-    stays = part if config.parameter_place == "host" else 0
-    by_rank = (stays,) * ranks
+    whole = shape.parameters * width if width != stored_bytes(shape) else 0
+    stays = kept if config.parameter_place == "host" else 0.0
+    first = others = stays
     if way == "every rank":
         # DeepSpeed casts the parameters to 16 bits while they are on the host.
         narrowed = config.framework == "deepspeed" and width > config.compute_bytes
         cast = largest_tensor(shape) * config.compute_bytes if narrowed else 0
-        by_rank = (max(whole, stays) + cast,) * ranks
-    elif way == "own part":
-        by_rank = (largest_tensor(shape) * width // int(config.tp) + stays,) * ranks
+        first = others = np.maximum(whole, stays) + cast
     elif way == "split":
-        by_rank = (stays or shape.parameters * config.compute_bytes // int(config.shard),) * ranks
+        part = shape.parameters * config.compute_bytes // config.shard
+        first = others = part if config.parameter_place != "host" else stays
     elif way == "first rank":
-        by_rank = (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
+        first, others = whole + stays, whole + shape.parameters * width + stays
+    own = largest_tensor(shape) * width // config.tp + stays
     # What is briefly on the GPU: a tensor before it is sharded or quantized.
     passing = width * largest_tensor(shape) if way in ("first rank", "split") else 0
     if config.quantized_base:
         passing = _HALF_BYTES * largest_matrix(shape)
-    way, card = way if any(by_rank) else "mapped", on_card + passing + round(outside)
-    return Loading(way=way, host_bytes_by_rank=by_rank, checkpoint_bytes=checkpoint_bytes(shape), card_bytes=card)
+    outside = np.round(float(context(cluster.gpu).size_bytes) + nccl(config).size_bytes)
+    return LoadingSizes(
+        way=way,
+        in_parts=in_parts,
+        first_rank_bytes=np.where(in_parts, own, first),
+        other_rank_bytes=np.where(in_parts, own, others),
+        card_bytes=on_card + np.where(in_parts, 0, passing) + outside,
+    )
+
+
+def _way_of_whole(config: "Configuration") -> Way:
+    """Return the way in which a framework loads a model that is not split over GPUs."""
+    if config.quantized_base:
+        return "mapped"
+    if config.framework in ("megatron", "nanotron"):
+        return "own part"
+    if config.framework == "fsdp2":
+        return "first rank"
+    return "split" if config.framework == "deepspeed" and config.zero == 3 else "every rank"
 
 
 def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:

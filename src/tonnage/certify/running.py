@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tonnage.certify.memo import Memo
 from tonnage.certify.program import RecordedProgram, Unfaithful
 from tonnage.hardware import Gpu
+from tonnage.recording.records import Dependence
 from tonnage.recording.writes import ScriptWrites
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
@@ -23,6 +24,7 @@ class TrainingResult:
     ending: Ending
     steps: int
     replayed_parts: int
+    dependence: Dependence | None  # what the script depended on, where its ending says so
     is_faithful: bool  # whether replayed steps requested what the run ones did
     notes: list[str]
     torch: str
@@ -50,7 +52,7 @@ def run_training(
     try:
         with redirection:
             ending = run_as_main(
-                script, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped, Unfaithful)
+                script, arguments, session.torch, quick_imports(), (Stopped, Unfaithful), session.stand_ins.explain
             )
     finally:
         patches.undo()
@@ -61,6 +63,14 @@ def run_training(
     run, replayed = memo.own_blocks[True], memo.own_blocks[False]
     is_faithful = len(run) < 2 or len(replayed) < 2 or min(run) <= max(replayed)
     return TrainingResult(
-        program, ending, memo.step, memo.replayed_parts, is_faithful, sorted(memo.notes), session.modelled,
-        session.device.torch_version, redirection.writes,
-    )  # fmt: skip
+        program=program,
+        ending=ending,
+        steps=memo.step,
+        replayed_parts=memo.replayed_parts,
+        dependence=session.stand_ins.dependence,
+        is_faithful=is_faithful,
+        notes=sorted(memo.notes),
+        torch=session.modelled,
+        torch_version=session.device.torch_version,
+        writes=redirection.writes,
+    )

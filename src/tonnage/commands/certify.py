@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage certify`, walk through the training, report; the exit status."""
     from tonnage.report.streams import data_on_stdout
+    from tonnage.script.assume import assume_lines
     from tonnage.script.launchers import read_launch
 
     options = parser_of("certify").parse_args(words)
@@ -30,9 +31,10 @@ def command(words: list[str]) -> int:
         hint = "Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`."
         raise RequestError("certify walks through the training of one process, and this launches several.", hint=hint)
     os.environ.update(launch.environment)
+    assume_lines(options.assume)
     with data_on_stdout(True):  # the script's own words, a line for each of many steps, go to standard error
         training = _run(options, launch, gpu)
-    failed = training.ending.outcome == "error"
+    failed = training.ending.outcome in ("error", "depends")
     if training.replayed_parts and (failed or not training.is_faithful):
         # Begin again without replays: the script does something between its steps that replays would miss.
         why = training.ending.error or "the script works on gradients by itself"
@@ -41,6 +43,8 @@ def command(words: list[str]) -> int:
         return subprocess.run(again, check=False).returncode
     ending = training.ending
     if not training.steps:
+        if ending.outcome == "depends":
+            return _tell_dependence(training)
         if ending.outcome != "ok":
             print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
             return ending.exit_status or 1
@@ -59,6 +63,8 @@ def command(words: list[str]) -> int:
         write_json(options.json, certificate_figures(certificate, training, larger_card))
     if options.json != "-":
         print_lines(certificate_lines(certificate, training, larger_card), sys.stdout)
+    if ending.outcome == "depends":
+        return _tell_dependence(training)
     if ending.outcome == "error" and ending.error:
         print(f"tonnage: the script failed: {ending.error}", file=sys.stderr)
         return ending.exit_status or 1
@@ -77,6 +83,14 @@ def _run(options: Namespace, launch: "LaunchCommand", gpu: Gpu) -> "TrainingResu
         )  # fmt: skip
     finally:
         progress.wipe()
+
+
+def _tell_dependence(training: "TrainingResult") -> int:
+    """Say on what value the script depended; the exit status."""
+    print(f"tonnage: the script {training.ending.error}", file=sys.stderr)
+    if training.dependence:
+        print(training.dependence.advice, file=sys.stderr)
+    return training.ending.exit_status
 
 
 def _larger_card(certificate: "Certificate") -> str:

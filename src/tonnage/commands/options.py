@@ -5,6 +5,7 @@ all that this name has, and so does a default.
 """
 
 import json
+import re
 import sys
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
@@ -52,7 +53,7 @@ class Parser(ArgumentParser):
                 continue
             settings = dict(given or _flags()["shared"][names])
             if "type" in settings:
-                settings["type"] = {"int": int, "float": float, "Path": Path, "amount": _amount}[settings["type"]]
+                settings["type"] = _TYPES[settings["type"]]
             if ":" in str(settings.get("default", "")):
                 settings["default"] = _named(settings["default"])
                 settings["help"] = settings["help"].format(default=settings["default"])
@@ -112,6 +113,15 @@ def redirection_of(options: Namespace) -> "Redirection":
     if options.write:
         sys.stderr.write(_WRITES_IN_PLACE)
     return redirection
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"[0-9]+\.[0-9]+(\..*)?", text):
+        raise ArgumentTypeError(f"{text!r} is not a version of torch. Write it like 2.11.")
+    return text
+
+
+_TYPES = {"int": int, "float": float, "Path": Path, "amount": _amount, "version": _version}
 
 
 def campaign_of(options: Namespace) -> "Campaign":

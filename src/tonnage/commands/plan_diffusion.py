@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tonnage.commands.options import parser_of
@@ -64,6 +65,7 @@ def _asked(options: Namespace) -> "tuple[Pipeline, Size]":
 
 def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callable[[Cluster], DiffusionSearch]") -> int:
     from tonnage.hardware import find_cluster
+    from tonnage.planner.diffusion import remedies
     from tonnage.report.lines import print_lines
     from tonnage.report.output import write_json
     from tonnage.report.plans import diffusion as report
@@ -76,6 +78,8 @@ def _publish(pipeline: "Pipeline", options: Namespace, what: str, plan: "Callabl
             print_lines(report.holder_lines(pipeline, found, what), sys.stdout)
         return 0 if any(each is not None and each.fits for _, each in found) else 1
     findings = plan(find_cluster(options.gpus))
+    if not findings.fits:
+        findings = replace(findings, remedies=remedies(findings))
     if options.json:
         write_json(options.json, report.plan_figures(findings))
     if options.json != "-":

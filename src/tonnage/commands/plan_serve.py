@@ -16,6 +16,7 @@ from tonnage.planner.serving.beside import Neighbour, of_model, of_size, reserve
 from tonnage.planner.serving.search import ServingPlan, plan_serving
 from tonnage.report.lines import print_lines
 from tonnage.report.output import write_json, write_page
+from tonnage.report.plans.notes import refusal_lines
 from tonnage.report.plans.serving import serving_figures, serving_lines
 from tonnage.units import is_size, parse_bytes, parse_count, parse_gib
 
@@ -50,13 +51,21 @@ def command(words: list[str]) -> int:
     plan = plan_serving(shape, cluster, reserved(asked, neighbours), model=options.model, tp=options.tp or 0, pp=pp)
     plan = replace(plan, neighbours=tuple(neighbours))
     _publish(plan, options, page)
-    if folder is not None and plan.fits:
-        from tonnage.planner.export import export_serving
-
-        stream = sys.stderr if options.json == "-" else sys.stdout
-        for path in export_serving(plan.launch, folder, force=options.force):
-            stream.write(f"  wrote {path}\n")
+    if folder is not None:
+        _export(plan, folder, options)
     return 0 if plan.fits else 1
+
+
+def _export(plan: ServingPlan, folder: Path, options: Namespace) -> None:
+    """Write the scripts that launch the plan, or say why there are none."""
+    from tonnage.planner.export import export_serving
+
+    stream = sys.stderr if options.json == "-" else sys.stdout
+    if not plan.fits:
+        stream.writelines(f"{line}\n" for line in refusal_lines(folder, plan.shortages))
+        return
+    for path in export_serving(plan.launch, folder, force=options.force):
+        stream.write(f"  wrote {path}\n")
 
 
 def _neighbours(options: Namespace, cluster: Cluster) -> list[Neighbour]:

@@ -22,11 +22,11 @@ from tonnage.models.pictures import with_pictures
 from tonnage.planner.training.lengths import Lengths, parse_lengths
 from tonnage.planner.training.offers import offers
 from tonnage.planner.training.reasons import rejected
-from tonnage.planner.training.remedies import remedies
+from tonnage.planner.training.remedies import next_plan, remedies
 from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest, asked_objective, parse_offload
 from tonnage.planner.training.search import PlanSearch, batching_choices, search
 from tonnage.report.output import write_json, write_page
-from tonnage.report.plans.notes import length_figures
+from tonnage.report.plans.notes import length_figures, refusal_lines
 from tonnage.report.plans.training import TrainingAnswer, plan_figures, print_plan
 from tonnage.units import parse_bytes, parse_count, parse_gib
 
@@ -65,15 +65,24 @@ def command(words: list[str]) -> int:
     start = time.perf_counter()
     findings = _search(options)
     _publish(findings, options, page, time.perf_counter() - start)
-    if options.export is not None and findings.best is not None:
-        from tonnage.planner.export import TrainingRun, export_training
-
-        chosen = findings.best.configuration
-        launch = TrainingRun(model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=chosen)
-        written = export_training(launch, options.export, force=options.force)
-        stream = sys.stderr if options.json == "-" else sys.stdout
-        stream.write("".join(f"  wrote {path}\n" for path in written) + "\n")
+    if options.export is not None:
+        _export(findings, options)
     return 0 if findings.fits else 1
+
+
+def _export(findings: PlanSearch, options: Namespace) -> None:
+    """Write the files that launch the plan, or say why there are none."""
+    from tonnage.planner.export import TrainingRun, export_training
+
+    plan, stream = findings.closest, sys.stderr if options.json == "-" else sys.stdout
+    if not plan.fits:
+        stream.writelines(f"{line}\n" for line in refusal_lines(options.export, plan.shortages))
+        return
+    launch = TrainingRun(
+        model=options.model, shape=findings.shape, cluster=findings.cluster, configuration=plan.configuration
+    )
+    written = export_training(launch, options.export, force=options.force)
+    stream.write("".join(f"  wrote {path}\n" for path in written) + "\n")
 
 
 def planned(words: list[str]) -> PlanSearch:
@@ -175,7 +184,8 @@ def _publish(findings: PlanSearch, options: Namespace, page: Path | None, second
     reasons, offered = rejected(findings), offers(findings)
     changes = [] if findings.fits else remedies(findings)
     campaign, batchings = campaign_of(options), batching_choices(findings)
-    answer = TrainingAnswer(findings, reasons, changes, offered, seconds, campaign, batchings)
+    following = next_plan(findings, changes)
+    answer = TrainingAnswer(findings, reasons, changes, offered, seconds, campaign, batchings, following)
     if options.json:
         write_json(options.json, plan_figures(answer) | length_figures(findings, batchings))
     if page is not None:

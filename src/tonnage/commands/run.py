@@ -56,14 +56,16 @@ def command(words: list[str]) -> int:
 
     answers = [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
     keep(recording, answers, options, page, campaign=campaign_of(options))
-    # The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0.
-    if any(answer.header.outcome == "error" for answer in answers):
+    # The script's own where it failed for its own reasons, 3 where it ended by an unknown value, 1 where a card does not
+    # hold it, else 0.
+    if any(answer.header.outcome in ("error", "depends") for answer in answers):
         return answers[0].header.exit_status or 1
     return int(any(answer.fits is False for answer in answers))
 
 
 def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
     """What is to run, and whether the recording can be kept: before the run, so that no one waits for a mistake."""
+    from tonnage.script.assume import assume_lines
     from tonnage.script.launchers import read_launch
 
     output = options.output
@@ -84,6 +86,7 @@ def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
         if not ended_in_error(output):
             raise OutputExists(f"{output} exists already.", hint="Choose another name, or pass --force to replace it.")
         options.force = True  # a run that failed is no answer: the next try may take its place
+    assume_lines(options.assume)
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=gpus)
     os.environ.update(launch.environment)
     return launch
@@ -94,10 +97,20 @@ def _record(options: Namespace, launch: "LaunchCommand", card: Gpu, *, unlimited
     from tonnage.virtual import run_script
 
     with live_progress(card.memory_bytes) as progress:
-        return run_script(
+        recording = run_script(
             launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress,
             unlimited=unlimited, redirection=redirection_of(options),
         )  # fmt: skip
+    tell_unused_assumptions()
+    return recording
+
+
+def tell_unused_assumptions() -> None:
+    """Name the lines of `--assume` at which nothing was read that it could apply to."""
+    from tonnage.script.assume import unused_lines
+
+    for line in unused_lines():
+        print(f"tonnage: --assume {line}: no unknown value was read there", file=sys.stderr)
 
 
 def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None) -> int:
@@ -111,7 +124,7 @@ def _on_all_cards(options: Namespace, launch: "LaunchCommand", page: Path | None
     cards = on_all_cards(recording)
     recording = as_its_card_saw_it(recording)
     keep(recording, [recording], options, page, campaign=campaign_of(options), cards=cards)
-    if recording.header.outcome == "error":
+    if recording.header.outcome in ("error", "depends"):
         return recording.header.exit_status or 1
     return int(cards.smallest is None)
 
@@ -150,5 +163,5 @@ def keep(
 
 def tell_failed(outcome: str, options: Namespace) -> None:
     """Of a run that failed for reasons of its own, what becomes of the file that it left."""
-    if outcome == "error":
+    if outcome in ("error", "depends"):
         print(f"tonnage: {options.output} holds the run that failed, and the next one may replace it.", file=sys.stderr)

@@ -28,7 +28,7 @@ def command(words: list[str]) -> int:
     from tonnage.models.files import find_folder
 
     folder = find_folder(options.model, online=options.online)
-    from tonnage.serve.server.running import listen, serve
+    from tonnage.serve.server.running import listen, serve, url_of
 
     socket = listen(options.host, options.port)
     engine = _engine(str(folder), options)
@@ -42,11 +42,16 @@ def command(words: list[str]) -> int:
 
         write_json(options.json, card_figures(engine.card))
     print_lines(["", *card_lines(engine.card, model=name)], stream)
-    port = socket.getsockname()[1]
-    print(f"\n  serving {name} on http://{options.host}:{port}/v1", file=stream, flush=True)
-    if options.host not in _LOOPBACK and not keys:
-        print("  no key is set: whoever reaches this address can use it (--api-key)", file=sys.stderr, flush=True)
-    serving = serve(engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream)
+
+    def tell() -> None:
+        print(f"\n  serving {name} on {url_of(options.host, socket)}/v1", file=stream, flush=True)
+        if options.host not in _LOOPBACK and not keys:
+            words = "  no key is set: whoever reaches this address can use it (--api-key)"
+            print(words, file=sys.stderr, flush=True)
+
+    serving = serve(
+        engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream, ready=tell
+    )
     if not asyncio.run(serving):
         print("tonnage: A step has not come to its end; it is left behind.", file=sys.stderr, flush=True)
         os._exit(1)  # an orderly end would wait for the device
@@ -82,9 +87,12 @@ def _engine(folder: str, options: Namespace) -> "Engine":
 
 
 def _budget(text: str) -> float | str:
-    """A plain number up to 1 is a share; all else is a size."""
+    """A plain number up to 1 or a percentage is a share; all else is a size."""
+    number, is_percentage = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        share = float(text)
+        share = float(number)
     except ValueError:
         return text
+    if is_percentage:
+        return share / 100
     return share if share <= 1 else text

@@ -5,6 +5,7 @@ limit itself, which only PyTorch's message says.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,14 @@ from tonnage.units import parse_bytes
 # The note of a snapshot, which has no message.
 OWN_LIMIT = "its own limit"
 WORTH_SHARE = 0.05
+# Phases in which a run does the work that it repeats.
+_WORKING_PHASES = ("forward", "backward", "optimizer", "evaluation", "generation")
+_LOADING_PHASES = ("model loading", "loading", "saving")
+# Operators that make tensors of nothing, or of data from elsewhere.
+_BRINGING = (
+    "_to_copy to copy_ clone empty empty_like empty_strided zeros zeros_like ones ones_like full full_like "
+    "arange tensor rand randn randint normal_ uniform_ randperm _pin_memory"
+).split()
 _SIZE = r"([0-9.]+ (?:bytes|KiB|MiB|GiB))"
 _ALLOWED = re.compile(_SIZE + " allowed;")
 _PROCESS = re.compile(r"this process has " + _SIZE)
@@ -75,6 +84,13 @@ def is_limited_by_itself(recording: Recording) -> bool:
     return death is not None and (death.is_limited or any(note.operator == OWN_LIMIT for note in recording.notes))
 
 
+def _works(a: Allocation) -> bool:
+    """Say whether a block was made by work that a run repeats, not by bringing data or weights to the GPU."""
+    if a.phase in _WORKING_PHASES:
+        return True
+    return a.phase not in _LOADING_PHASES and a.operator.removeprefix("aten::") not in _BRINGING
+
+
 def _size(words: str) -> int:
     return parse_bytes(words.replace("bytes", "B"))
 
@@ -122,6 +138,26 @@ class Case:
     def turns(self) -> list[int]:
         """The first event of each iteration of the script's loop."""
         return turns(self.recording)
+
+    @cached_property
+    def comparable_turns(self) -> list[int]:
+        """The first event of each iteration that does work like the others, so that their levels can be compared.
+
+        One call of `generate` is one iteration, however many tokens it makes. Iterations that only bring data to the
+        GPU, as a loop that loads a model does, are none.
+        """
+        starts = set(self.turns)
+        for begin, end in self.spans_of(("generation",)):
+            within = {start for start in starts if begin < start < end}
+            if within:
+                starts -= within
+                starts.add(begin)
+        ordered = sorted(starts)
+        working = set()
+        for a in self.recording.allocations:
+            if _works(a):
+                working.add(bisect_right(ordered, a.born) - 1)
+        return [start for turn, start in enumerate(ordered) if turn in working]
 
     @property
     def peak_bytes(self) -> int:

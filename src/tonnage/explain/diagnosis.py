@@ -153,8 +153,11 @@ def outlook_of(recording: Recording) -> Outlook:
     found = filter(None, (rule(case) for rule in _PHASE_RULES))
     least = _WORTH_SHARE * case.peak_bytes
     said = [finding for finding in found if finding.fixes and finding.fixes[0].saves_bytes >= least]
-    caches = [finding for rule in _CACHE_RULES if (finding := rule(case))][:1]
-    lines = [*(finding.sentence for finding in (*said, *caches)), *_lengths(case)]
+    caches = [finding for rule in _CACHE_RULES if (finding := rule(case))]
+    kept = leak(case)
+    if kept is not None and kept.cause == "unbounded-cache":
+        caches.append(kept)
+    lines = [*(finding.sentence for finding in (*said, *caches[:1])), *_lengths(case)]
     fixes = [fix for finding in said for fix in finding.fixes]
     if climbing is None:
         return Outlook(tuple(lines), fixes=tuple(fixes))
@@ -167,15 +170,16 @@ def _leak(case: Case) -> Outlook | None:
     if kept is None or finding is None or finding.cause != "leak" or kept.in_cycle:
         return None
     # From the first to the last iteration that left something; not every one between need have.
-    numbers = [bisect_right(case.turns, a.born) for a in kept.blocks]
+    turns = case.comparable_turns
+    numbers = [bisect_right(turns, a.born) for a in kept.blocks]
     each = kept.size_bytes // (max(numbers) - min(numbers) + 1)
     # The first step that would not fit at constant growth; None if the card is unknown.
     header = case.recording.header
     room = header.capacity_bytes - header.overhead_bytes - case.recording.peak_reserved_bytes
-    climb = Climb(each, len(case.turns) + max(0, room) // each + 1 if header.capacity_bytes and each else None)
+    climb = Climb(each, len(turns) + max(0, room) // each + 1 if header.capacity_bytes and each else None)
     ahead = ""
     if climb.dies_at_step is not None and case.recording.begins_at:  # the number of earlier steps is unknown
-        ahead = f": the card is full after about {climb.dies_at_step - len(case.turns):,} more"
+        ahead = f": the card is full after about {climb.dies_at_step - len(turns):,} more"
     elif climb.dies_at_step is not None:
         ahead = f": it will die about step {climb.dies_at_step:,} on this card"
     words = f"the steps climb by {format_bytes(each)} each ({kept_words(case, kept)}){ahead}"
@@ -197,6 +201,10 @@ def _creep(case: Case) -> Outlook | None:
     grew = reserved[-1] - max(reserved[:half])
     enough = max(_CREEP_SHARE * reserved[-1], _CREEP_BYTES)
     if len(rose) < 2 or rose[-1] < last or grew < enough or max(allocated[half:]) > max(allocated[:half]):
+        return None
+    # Where what is alive between the steps climbs as well, reserved memory follows it.
+    floors = [timeline.allocated_bytes[max(start - 1, 0)] for start, _ in steps[half:]]
+    if floors[-1] - floors[0] >= _CREEP_SHARE * floors[0] > 0:
         return None
     fix = allocator_fix(recording, _EXPANDABLE)
     count = len(steps) - half

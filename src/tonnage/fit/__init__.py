@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tonnage.errors import RequestError, missing_part
+from tonnage.errors import RequestError, TonnageError, missing_part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,7 +96,11 @@ def fit(
             from tonnage.fit.fitting import fit as callee
     except ModuleNotFoundError as error:
         raise missing_part("tonnage.fit", error) from error
-    fitted: Fitted = callee(**given)
+    try:
+        fitted: Fitted = callee(**given)
+    except TonnageError as error:
+        # Its message says what is wrong, and the caller's line where: the frames of fit itself would hide both.
+        raise error.with_traceback(None)  # noqa: B904
     return fitted
 
 

@@ -1,6 +1,7 @@
 """Check a request to fit, before anything is changed."""
 
 from collections.abc import Mapping
+from inspect import signature
 from numbers import Real
 from typing import Any
 from weakref import WeakSet
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tonnage.errors import RequestError
 from tonnage.fit.stepping.batches import IGNORED_LABEL, find_labels, tensors
@@ -20,9 +22,10 @@ from tonnage.fit.virtual import on_virtual_gpu
 FITTED: "WeakSet[nn.Module]" = WeakSet()
 
 
-def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
-    """Check the model, optimizer and sample, and return their device."""
+def check_request(model: Any, optimizer: Any, loss: Any, sample: Batch) -> torch.device:
+    """Check the model, optimizer, loss and sample, and return their device."""
     check_model(model, optimizer)
+    check_loss_function(loss, model, sample)
     device: torch.device = next(model.parameters()).device
     check_sample(sample, device)
     return device
@@ -30,19 +33,20 @@ def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
 
 def check_model(model: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise RequestError(
-            f"fit wants a torch.nn.Module, and got {type(model).__name__}.", hint="Give the model itself."
-        )
+        hint = "Give the model itself."
+        if isinstance(model, Optimizer):
+            hint = "The model comes first: tonnage.fit(model, optimizer, loss=..., sample=...)."
+        raise RequestError(f"fit wants a torch.nn.Module, and got {_kind_of(model)}.", hint=hint)
     if isinstance(optimizer, GradScaler):
         raise RequestError(
             "fit wants a torch optimizer, and got a GradScaler.",
             hint="Give the optimizer that it steps. fit's own mixed precision is in BF16, which needs no scaling.",
         )
     if not isinstance(optimizer, Optimizer):
-        raise RequestError(
-            f"fit wants a torch optimizer, and got {type(optimizer).__name__}.",
-            hint="Give the optimizer, not a scheduler.",
-        )
+        hint = "Give the optimizer that steps the model: torch.optim.AdamW(model.parameters(), lr=...)."
+        if isinstance(optimizer, LRScheduler):
+            hint = "Give the optimizer, not a scheduler."
+        raise RequestError(f"fit wants a torch optimizer, and got {_kind_of(optimizer)}.", hint=hint)
     if isinstance(optimizer, LBFGS):
         raise RequestError(
             "LBFGS runs forward and backward passes of its own within a step, which fit would not see.",
@@ -74,6 +78,35 @@ def check_model(model: Any, optimizer: Any) -> None:
     if len(devices) > 1:
         names = ", ".join(sorted(str(device) for device in devices))
         raise RequestError(f"The model's parameters are spread over {names}.", hint="Put the model on one device.")
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def check_loss_function(loss: Any, model: nn.Module, sample: Batch) -> None:
+    """Check that `loss(model, sample)` is a call that it takes."""
+    hint = "Give a function of the model and a batch: loss=lambda model, batch: model(**batch).loss."
+    if not callable(loss) or isinstance(loss, type):
+        raise RequestError(f"loss= takes a function, and got {_kind_of(loss)}.", hint=hint)
+    if isinstance(loss, nn.modules.loss._Loss):
+        raise RequestError(
+            f"loss= is called with the model and a batch, and {type(loss).__name__} takes outputs and targets.",
+            hint="Wrap it: loss=lambda model, batch: criterion(model(batch[0]), batch[1]).",
+        )
+    try:
+        arguments = signature(loss)
+    except (TypeError, ValueError):  # of a function that is not written in Python
+        return
+    try:
+        arguments.bind(model, sample)
+    except TypeError as problem:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise RequestError(
+            f"loss= is called as loss(model, batch), and {name}{arguments} does not take that: {problem}.", hint=hint
+        ) from None
 
 
 def check_sample(sample: Batch, device: torch.device) -> None:
@@ -114,6 +147,13 @@ def check_loss(loss: Any) -> None:
         raise RequestError(
             "The loss does not depend on the model's parameters.", hint="Is the model frozen, or under no_grad?"
         )
+
+
+def check_steppable(loss: Any) -> None:
+    """Check that a loss can be differentiated: like `check_loss`, but a tensor of one element is enough."""
+    is_one_number = isinstance(loss, Tensor) and loss.numel() == 1
+    if not is_one_number or not loss.requires_grad:
+        check_loss(loss)
 
 
 def check_finite(loss: Tensor, batch: Batch) -> None:

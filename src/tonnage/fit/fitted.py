@@ -16,7 +16,8 @@ from tonnage.fit.applied import Applied
 from tonnage.fit.checks import FITTED
 from tonnage.fit.choose.summary import summary
 from tonnage.fit.plan import FitPlan
-from tonnage.fit.prove.proof import Proof, prove
+from tonnage.fit.prove.first_proof import MOST_ROWS, culprit_of, fixed_bytes_of, prove_first, rows_within
+from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
@@ -24,6 +25,8 @@ from tonnage.fit.technique import Technique, find_conflict
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.fit.weighting import find_weighting
 
 
 @dataclass(eq=False, repr=False)
@@ -37,6 +40,7 @@ class Fitted:
     proof: Proof | None = None  # made once the techniques were applied
     left_out: dict[str, str] = field(default_factory=dict)  # techniques that were considered, and why not applied
     _refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None
+    not_proven: str = ""  # why there is no proof, if one was wanted
     _undone: bool = field(init=False, default=False)
     _afterwards: ExitStack = field(init=False, default_factory=ExitStack)
 
@@ -123,6 +127,8 @@ class Fitted:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
             lines += textwrap.wrap(self.proof.beside, 80, initial_indent="  ", subsequent_indent="  ")
+        if self.not_proven:
+            lines += textwrap.wrap(f"not proven: {self.not_proven}", 80, subsequent_indent=" " * 6)
         for name, reason in self.left_out.items():
             lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent=" " * 6, break_on_hyphens=False)
         return "\n".join(lines)
@@ -145,16 +151,66 @@ def apply_plan(training: Training, plan: FitPlan, *, weighting: Weighting = "aut
                     f"The plan was made with torch {plan.torch or 'of an unknown version'} for {plan.device}: blocks that "
                     "keep some of their operators there are recomputed whole here, which takes less memory and more time "
                     "than it says.",
-                    stacklevel=3,
+                    stacklevel=5,  # the line that calls tonnage.fit
                 )
             technique = replace(technique, modes=modes)
-        if isinstance(technique, MicroBatches) and weighting != "auto":
-            technique = replace(technique, weighting=weighting)
         techniques.append(technique)
+    division = next((technique for technique in techniques if isinstance(technique, MicroBatches)), None)
     applied = Applied(training)
     try:
-        applied.add(techniques)
+        applied.add(technique for technique in techniques if technique is not division)
+        if division is not None:
+            applied.add([_weighed(division, training, weighting)])
     except BaseException:
         applied.take_away()
         raise
     return Fitted(training, applied, plan)
+
+
+def _weighed(division: MicroBatches, training: Training, weighting: Weighting) -> MicroBatches:
+    """Return it with the weighting that was asked for, or one that was tried on this training's loss.
+
+    The plan's own was found for the loss that it was made with.
+    """
+    if weighting != "auto":
+        return replace(division, weighting=weighting)
+    planned = division.weighting
+    if planned == "auto" or training.ranks is not None or division.why_not(training) is not None:
+        return division
+    return replace(
+        division, weighting=find_weighting(training, resampled=division.dropout == "resampled", first=planned)
+    )
+
+
+def prove_plan(fitted: Fitted) -> None:
+    """Prove a plan that was just applied, on a few rows, or note why that is not possible.
+
+    If gradients differ, restore the plain training and raise.
+    """
+    training, applied, plan = fitted.training, fitted._applied, fitted.plan
+    if not applied.techniques:
+        return
+    if on_virtual_gpu(training.device):
+        fitted.not_proven = "a virtual GPU has no values to compare."
+        return
+    most_rows = MOST_ROWS
+    if training.device.type == "cuda":
+        most_rows = rows_within(plan, fixed_bytes_of(training))
+    try:
+        fitted.proof = prove_first(applied, most_rows=most_rows)
+    except NotProven as problem:
+        fitted.not_proven = str(problem)
+        warnings.warn(f"The plan is applied, and not proven: {problem.words}", stacklevel=5)
+    except NotTheSame as problem:
+        culprit = culprit_of(applied)
+        fitted.undo()
+        cause = f" Without {culprit.name} they are the same." if culprit is not None else ""
+        raise NotTheSame(
+            f"The plan does not keep the gradients of this training. {problem}{cause}",
+            hint="Make the plan again for this training: tonnage.fit with budget= and without plan=.",
+        ) from problem
+    except BaseException:
+        fitted.undo()
+        raise
+    if training.device.type == "cuda":
+        torch.cuda.empty_cache()  # steps start without what the plain model took

@@ -22,9 +22,9 @@ from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
 from tonnage.fit.choose.solver import BatchLayout, Solution, does_not_fit, smallest_budget, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
-from tonnage.fit.fitted import Fitted, apply_plan
+from tonnage.fit.fitted import Fitted, apply_plan, prove_plan
 from tonnage.fit.modules import draw_others
-from tonnage.fit.plan import FitPlan, assemble, read_plan
+from tonnage.fit.plan import FitPlan, assemble, given_plan
 from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting
@@ -73,7 +73,7 @@ def fit(
 ) -> Fitted:
     """Fit a training on one GPU; `options` are those of `FitOptions`. See `tonnage.fit` for the arguments."""
     asked = FitOptions(**options)
-    device = check_request(model, optimizer, sample)
+    device = check_request(model, optimizer, loss, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
     check_clip_norm(clip_norm)
@@ -81,8 +81,11 @@ def fit(
     if wrong := division.why_not_settings():
         raise RequestError(wrong, hint="See the table of tonnage.fit's arguments.")
     if asked.plan is not None:
-        plan = asked.plan if isinstance(asked.plan, FitPlan) else read_plan(asked.plan)
-        return apply_plan(training, plan, weighting=asked.weighting)
+        plan = given_plan(asked.plan)
+        fitted = apply_plan(training, plan, weighting=asked.weighting)
+        if asked.measure:
+            prove_plan(fitted)
+        return fitted
     meter = GpuMeter(device)
     request = Request(
         budget_bytes=budget_bytes(asked.budget, meter.free_bytes()),
@@ -97,6 +100,8 @@ def fit(
 
 class Fitting(Stages):
     """One run of fit. If anything raises, the training is restored."""
+
+    not_proven = ""  # why the last proof could not be made
 
     def run(self) -> Fitted:
         with self._all_or_nothing():
@@ -113,7 +118,8 @@ class Fitting(Stages):
             solution, measured, proof = self._close_the_loop()
         torch.cuda.empty_cache()  # steps start as the rehearsed one did
         plan, left_out = self._plan(solution), dict(self.left_out)
-        return Fitted(self.training, self.applied, plan, measured, proof, left_out, self.refit)
+        not_proven = "" if proof is not None else self.not_proven
+        return Fitted(self.training, self.applied, plan, measured, proof, left_out, self.refit, not_proven)
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
@@ -277,6 +283,7 @@ class Fitting(Stages):
             proof = prove(self.applied, self.training.sample, most_rows=rows, compiled=compiled)
         except NotProven as problem:
             self.request.say(str(problem))
+            self.not_proven = str(problem)
             return None
         self.request.say(f"proven: {proof}")
         return proof
@@ -460,6 +467,8 @@ class Fitting(Stages):
 
 
 def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    without = (without,) if isinstance(without, str) else tuple(without)
     for name in (*allow, *without):
         technique_class(name)  # raises for an unknown name
     by_plan = next((name for name in allow if name in BY_PLAN), None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tonnage.fit.checks import check_steppable
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import MicroBatch
 from tonnage.fit.training import Training
@@ -44,7 +45,9 @@ def gradients_of(training: Training, parts: Sequence[MicroBatch], *, elements: i
     with taken_gradients(training.model, take):
         for part in parts:
             with training.forward_pass():
-                loss = part.weigh(training.loss(training.model, part.batch))
+                computed = training.loss(training.model, part.batch)
+                check_steppable(computed)
+                loss = part.weigh(computed)
             loss.backward()
             total += float(loss.detach())
     return total, samples

@@ -32,7 +32,7 @@ from tonnage.fit.choose.placement import (
 from tonnage.fit.choose.solver import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import undisturbed, without_cache
-from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.plan import FitPlan, given_plan
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.stepping.stepper import Stepper
@@ -142,7 +142,7 @@ def _training(
         check_sample(sample, fitted.training.device)
         yield replace(fitted.training, loss=loss, sample=sample), fitted.techniques
         return
-    device = check_request(model, optimizer, sample)
+    device = check_request(model, optimizer, loss, sample)
     check_clip_norm(clip_norm)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
@@ -151,7 +151,7 @@ def _training(
             stack.callback(lambda: optimizer.state.clear())
         techniques: tuple[Technique, ...] = ()
         if fitted is not None:
-            placed = apply_plan(training, fitted if isinstance(fitted, FitPlan) else read_plan(fitted))
+            placed = apply_plan(training, given_plan(fitted))
             stack.callback(placed.undo)
             techniques = placed.techniques
         yield training, techniques

@@ -59,6 +59,18 @@ class FitPlan:
         Path(path).write_text(json.dumps(self.to_json(), indent=2, default=dict) + "\n", "utf-8")
 
 
+def given_plan(plan: Any) -> FitPlan:
+    """Return the plan that was given as `plan=`: itself, or the file that holds it."""
+    if isinstance(plan, FitPlan):
+        return plan
+    if isinstance(plan, str | Path):
+        return read_plan(plan)
+    raise RequestError(
+        f"plan= takes a plan or the file that holds it, and got {type(plan).__name__}.",
+        hint='Give fitted.plan, or what fitted.save("plan.json") wrote.',
+    )
+
+
 def read_plan(path: str | Path) -> FitPlan:
     """Read a saved plan; raises RequestError if the file is not a plan."""
     try:

@@ -2,19 +2,26 @@
 
 A weighting is accepted if the weighted gradients of single rows add up to those of all, up to rounding, on rows of
 the sample and on copies with uneven padding: a masked loss looks like a mean over rows as long as all masks are
-full. If none does, the batch must not be divided. It does not know how gradients are stored or stepped.
+full. If none does, the batch must not be divided. Class weights and ignored labels are read from the calls of the
+loss function, and rows are chosen with different labels, so that a mean over the weights of classes is no mean over
+rows by chance. It does not know how gradients are stored or stepped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
+from tonnage.errors import RequestError
+from tonnage.fit.checks import check_steppable
+from tonnage.fit.denominators import LossCalls, RecordedLosses, target_weightings
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
 from tonnage.fit.modules import eagerly, kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
+    BadBatch,
     MicroBatch,
     Weighting,
     batch_rows,
@@ -41,16 +48,24 @@ _HINT = "Give weighting= a function that says how much a part of the batch weigh
 
 
 def find_weighting(
-    training: Training, *, resampled: bool = False, by_losses: bool = False, narrow: torch.dtype | None = None
+    training: Training,
+    *,
+    resampled: bool = False,
+    by_losses: bool = False,
+    narrow: torch.dtype | None = None,
+    first: Weighting | None = None,
 ) -> Weighting:
     """Return the weighting under which single rows add up to the batch; a guess on a virtual GPU, which has no values.
 
     `resampled` turns dropout off meanwhile. `by_losses` uses no gradients, which take memory and, over several
     ranks, the same steps on all. `narrow` is the dtype that the model computes in if its parameters are wider.
+    `first` is tried before others.
     """
-    likely = likely_weighting(training.model, training.sample)
+    likely: list[Weighting] = [likely_weighting(training.model, training.sample)]
+    if first is not None:
+        likely.insert(0, first)
     if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
-        return likely
+        return likely[0]
     seen: list[torch.dtype] = []
     with (
         undisturbed(training.model, training.device),
@@ -60,9 +75,9 @@ def find_weighting(
     ):
         try:
             with noted_autocast(training, seen):
-                _check_repeats(training)
-            return _established(training, likely, by_losses=by_losses, narrow=seen[0] if seen else narrow)
-        except (NotApplicable, torch.OutOfMemoryError):
+                calls = _check_repeats(training)
+            return _established(training, likely, calls, by_losses=by_losses, narrow=seen[0] if seen else narrow)
+        except (NotApplicable, RequestError, torch.OutOfMemoryError):
             raise
         except Exception as problem:
             if by_losses:  # other ranks wait for it
@@ -74,7 +89,9 @@ def find_weighting(
             ) from problem
 
 
-def _established(training: Training, likely: str, *, by_losses: bool, narrow: torch.dtype | None) -> Weighting:
+def _established(
+    training: Training, likely: Sequence[Weighting], calls: LossCalls, *, by_losses: bool, narrow: torch.dtype | None
+) -> Weighting:
     """Try with gradients of four rows, then of two, then with losses, as memory allows."""
 
     def gradients(parts: Sequence[MicroBatch]) -> Samples:
@@ -91,12 +108,12 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
         try:
             coarsest = rounding(training, narrow)
             tolerance = next(most for least, most in _TOLERANCES.items() if coarsest >= least)
-            return _fitting(training, likely, rows, gradients, tolerance)
+            return _fitting(training, likely, calls, rows, gradients, tolerance)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
     types = {narrow, *(parameter.dtype for parameter in training.model.parameters())}
     tolerance = _NARROW_LOSS_ROUNDING if types & {torch.bfloat16, torch.float16} else _LOSS_ROUNDING
-    return _fitting(training, likely, _ROWS, losses, tolerance)
+    return _fitting(training, likely, calls, _ROWS, losses, tolerance)
 
 
 class _WeightingTrial:
@@ -119,13 +136,22 @@ class _WeightingTrial:
 
 
 def _fitting(
-    training: Training, likely: str, rows: int, measure: Callable[[Sequence[MicroBatch]], Samples], tolerance: float
+    training: Training,
+    likely: Sequence[Weighting],
+    calls: LossCalls,
+    rows: int,
+    measure: Callable[[Sequence[MicroBatch]], Samples],
+    tolerance: float,
 ) -> Weighting:
-    chosen = take_rows(training.sample, unlike_rows(training.sample, rows))
+    chosen = take_rows(training.sample, unlike_rows(training.sample, rows, calls.ignored))
     trials = [_WeightingTrial(chosen, measure)]
     # Copies with uneven padding: zeros in integers and masks, and more ignored labels if there are any.
-    thinned = [_thinned(chosen, _is_padded_with_zeros, 0), _thinned(chosen, _holds_ignored, IGNORED_LABEL)]
-    for batch in (batch for batch in thinned if batch is not None):
+    copies = [_thinned(chosen, _is_padded_with_zeros, 0)]
+    for ignored in sorted(calls.ignored - {0}):
+        copies.append(_thinned(chosen, lambda tensor, label=ignored: _holds(tensor, label), ignored))
+    if not calls.explain_denominator:
+        copies.append(_relabelled(chosen, training.sample))
+    for batch in (batch for batch in copies if batch is not None):
         try:
             trial = _WeightingTrial(batch, measure)
         except torch.OutOfMemoryError:
@@ -134,11 +160,14 @@ def _fitting(
             continue
         if all(torch.isfinite(sample).all() for sample in trial.together.values()):
             trials.append(trial)
-    candidates = [likely, "rows", "sum", *_measurable(chosen)]
-    errors = {name: max(trial.error(name) for trial in trials) for name in dict.fromkeys(candidates)}
-    for name, error in errors.items():
+    candidates = [*target_weightings(chosen, calls.means), *likely, "rows", "sum", *_measurable(chosen)]
+    errors: dict[Weighting, float] = {}
+    for weighting in dict.fromkeys(candidates):
+        with suppress(BadBatch):  # it came with a plan, and names what this batch does not have
+            errors[weighting] = max(trial.error(weighting) for trial in trials)
+    for weighting, error in errors.items():
         if error <= tolerance:
-            return name
+            return weighting
     best = min(errors, key=errors.__getitem__)
     raise NotApplicable(
         f"No known weighting makes the gradients of {batch_rows(chosen)} rows out of those of each alone; the nearest "
@@ -165,6 +194,26 @@ def _thinned(rows: Batch, wanted: Callable[[Tensor], bool], value: int) -> Batch
     return changed if turn else None
 
 
+def _relabelled(rows: Batch, sample: Batch) -> Batch | None:
+    """Return a copy in which each row has one label of its own, of those in the sample; None if all are the same.
+
+    It shows weights that depend on the label, as in a mean over rare classes.
+    """
+    labels, all_labels = find_labels(rows), find_labels(sample)
+    if labels is None or all_labels is None or not labels.ndim:
+        return None
+    classes = all_labels[all_labels != IGNORED_LABEL].unique()
+    count = batch_rows(rows)
+    if len(classes) < 2 or labels.shape[0] != count:
+        return None
+    changed = labels.clone()
+    for row in range(count):
+        label = classes[row * (len(classes) - 1) // max(1, count - 1)]
+        changed[row] = torch.where(labels[row] == IGNORED_LABEL, labels[row], label)
+    copied: Batch = change_tensors(rows, lambda tensor: changed if tensor is labels else tensor)
+    return copied
+
+
 def _is_padded_with_zeros(tensor: Tensor) -> bool:
     """Return whether 0 can stand for padding: in masks and non-negative integers, where it is a valid index."""
     if tensor.is_floating_point():
@@ -172,9 +221,10 @@ def _is_padded_with_zeros(tensor: Tensor) -> bool:
     return not tensor.is_complex() and bool((tensor >= 0).all())
 
 
-def _holds_ignored(tensor: Tensor) -> bool:
-    """Return whether it holds -100; otherwise -100 may be out of range for an index."""
-    return not tensor.is_floating_point() and bool((tensor == IGNORED_LABEL).any())
+def _holds(tensor: Tensor, label: int) -> bool:
+    """Return whether it holds this label; otherwise the label may be out of range for an index."""
+    is_integer = tensor.dtype != torch.bool and not tensor.is_floating_point()
+    return is_integer and bool((tensor == label).any())
 
 
 def _measurable(batch: Batch) -> Iterator[str]:
@@ -185,7 +235,7 @@ def _measurable(batch: Batch) -> Iterator[str]:
     for path, tensor in named_tensors(batch):
         if not tensor.ndim or tensor.shape[0] != rows or tensor.ndim > 3:
             continue
-        if _holds_ignored(tensor):
+        if _holds(tensor, IGNORED_LABEL):
             yield from (f"tokens:{path}", f"shifted-tokens:{path}")
         elif tensor.ndim > 1 and _is_padded_with_zeros(tensor):
             yield from (f"nonzero:{path}", f"shifted-nonzero:{path}")
@@ -209,14 +259,22 @@ def likely_weighting(model: nn.Module, batch: Batch) -> str:
     return "shifted-tokens" if any("ForCausalLM" in kind or "LMHead" in kind for kind in kinds) else "tokens"
 
 
-def unlike_rows(batch: Batch, count: int) -> list[int]:
-    """Return rows with different numbers of labels, from fewest to most; else the first ones."""
+def unlike_rows(batch: Batch, count: int, ignored: Collection[int] = (IGNORED_LABEL,)) -> list[int]:
+    """Return rows with different labels: different numbers of them, from fewest to most, or different classes.
+
+    Without labels these are the first rows.
+    """
     rows = batch_rows(batch)
     count = min(count, rows)
     labels = find_labels(batch)
-    if labels is None or labels.ndim < 2:
+    if labels is None or not labels.ndim or labels.shape[0] != rows:
         return list(range(count))
-    kept = (labels != IGNORED_LABEL).flatten(1)
+    is_counted = torch.ones_like(labels, dtype=torch.bool)
+    for label in ignored:
+        is_counted &= labels != label
+    if labels.ndim == 1:
+        return _rows_of_classes(labels.tolist(), is_counted.tolist(), count)
+    kept = is_counted.flatten(1)
     # "tokens" and "shifted-tokens" differ if a row's first label counts; a mean over no labels is NaN.
     order = sorted(zip(kept[:, 1:].sum(1).tolist(), kept[:, 0].tolist(), range(rows), strict=True))
     counted = [row for labels_kept, _, row in order if labels_kept] or list(range(rows))
@@ -224,15 +282,35 @@ def unlike_rows(batch: Batch, count: int) -> list[int]:
     return [counted[place] for place in sorted(places)]
 
 
-def _check_repeats(training: Training) -> None:
-    """Check that the same rows give the same loss again: no randomness, no state carried between passes."""
+def _rows_of_classes(labels: Sequence[int], is_counted: Sequence[bool], count: int) -> list[int]:
+    """Return rows of as many classes as possible, then others."""
+    first_rows: dict[int, int] = {}
+    for row, label in enumerate(labels):
+        if is_counted[row]:
+            first_rows.setdefault(label, row)
+    of_classes = [first_rows[label] for label in sorted(first_rows)]
+    if len(of_classes) > count:
+        step = (len(of_classes) - 1) / max(1, count - 1)
+        of_classes = [of_classes[round(place * step)] for place in range(count)]
+    others = [row for row in range(len(labels)) if row not in set(of_classes)]
+    others.sort(key=lambda row: not is_counted[row])
+    return sorted([*of_classes, *others[: count - len(of_classes)]])
+
+
+def _check_repeats(training: Training) -> LossCalls:
+    """Check that the same rows give the same loss again: no randomness, no state carried between passes.
+
+    Return the losses over labels that were computed meanwhile.
+    """
     rows = take_rows(training.sample, unlike_rows(training.sample, 2))
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
     losses = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        with training.forward_pass():  # with gradients, which a loss may request itself
-            losses.append(float(training.loss(training.model, rows).detach()))
+        with training.forward_pass(), RecordedLosses() as recorded:  # with gradients, which a loss may request itself
+            loss = training.loss(training.model, rows)
+        check_steppable(loss)
+        losses.append(float(loss.detach()))
     for name, buffer in training.model.named_buffers():
         if name not in before or not torch.equal(buffer, before[name]):
             raise NotApplicable(
@@ -245,3 +323,4 @@ def _check_repeats(training: Training) -> None:
             "micro-batches draw others than the whole batch.",
             hint='Accept that with dropout="resampled", or leave micro-batches out.',
         )
+    return recorded.calls

@@ -99,6 +99,15 @@ def homes_of(gpu: Gpu) -> tuple[Host, ...]:
     return tuple(read_host(key) for key in homes.get(gpu.key) or homes[gpu.family])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What was stated of a cluster instead of its catalogue: memory and drives of a host, and GPU memory of others."""
+
+    memory_bytes: int | None = None
+    nvme_bytes_per_s: float | None = None
+    used_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal hosts with equal GPUs. Speeds are bytes per second in one direction."""
@@ -107,6 +116,7 @@ class Cluster:
     gpus_per_host: int
     hosts: int
     host: Host
+    stated: Stated = Stated()
 
     @property
     def gpus(self) -> int:
@@ -145,12 +155,21 @@ class Cluster:
         return self.gpus_per_host if self.host.whole else self.host.gpus
 
     def with_host(self, *, memory_bytes: int | None = None, nvme_bytes_per_s: float | None = None) -> "Cluster":
-        """Return the same GPUs in hosts with this memory and drive speed; None keeps the current value."""
+        """Return the same GPUs in hosts with this memory and drive speed; None keeps the current value.
+
+        Drives of another speed are other drives, whose size is not known.
+        """
         changed = {"memory_bytes": memory_bytes, "nvme_bytes_per_s": nvme_bytes_per_s}
         kept = {"memory_bytes": self.host_memory_bytes, "nvme_bytes_per_s": self.nvme_bytes_per_s * self.gpus_per_host}
         kept["memory_bytes_per_s"] = self.host_memory_bytes_per_s
+        kept["nvme_bytes"] = self.nvme_bytes if nvme_bytes_per_s is None else 0
         known: dict[str, Any] = kept | {name: value for name, value in changed.items() if value is not None}
-        return replace(self, host=replace(self.host, whole=True, **known))
+        stated = replace(
+            self.stated,
+            memory_bytes=self.stated.memory_bytes if memory_bytes is None else memory_bytes,
+            nvme_bytes_per_s=self.stated.nvme_bytes_per_s if nvme_bytes_per_s is None else nvme_bytes_per_s,
+        )
+        return replace(self, host=replace(self.host, whole=True, **known), stated=stated)
 
     def without(self, size_bytes: int) -> "Cluster":
         """Return the cluster with `size_bytes` less on every GPU, which others use."""
@@ -160,7 +179,16 @@ class Cluster:
                 f"{format_bytes(self.gpu.memory_bytes)}.",
                 hint="Give a smaller size, or another card.",
             )
-        return replace(self, gpu=replace(self.gpu, memory_bytes=self.gpu.memory_bytes - size_bytes))
+        smaller = replace(self.gpu, memory_bytes=self.gpu.memory_bytes - size_bytes)
+        stated = replace(self.stated, used_bytes=self.stated.used_bytes + size_bytes)
+        return replace(self, gpu=smaller, stated=stated)
+
+    def as_stated(self, stated: Stated) -> "Cluster":
+        """Return these GPUs with what was stated of others; raises RequestError if nothing is left of a GPU."""
+        cluster = self.without(stated.used_bytes) if stated.used_bytes else self
+        if stated.memory_bytes is None and stated.nvme_bytes_per_s is None:
+            return cluster
+        return cluster.with_host(memory_bytes=stated.memory_bytes, nvme_bytes_per_s=stated.nvme_bytes_per_s)
 
     @property
     def peer_bytes_per_s(self) -> float:
@@ -181,6 +209,11 @@ class Cluster:
     def host_link_bytes_per_s(self) -> float:
         """Bandwidth between a GPU and its host's memory: over a chip-to-chip link if there is one, else PCIe."""
         return self.gpu.c2c_bytes_per_s or self.pcie_bytes_per_s
+
+    @property
+    def nvme_bytes(self) -> int:
+        """Bytes of one host's drives, or of the part that belongs to these GPUs; 0 if unknown."""
+        return self.host.nvme_bytes * self.gpus_per_host // self._sharing
 
     @property
     def nvme_bytes_per_s(self) -> float:

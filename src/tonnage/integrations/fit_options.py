@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import FitOptions, fit
-from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.plan import FitPlan, given_plan
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split
 from tonnage.fit.stepping.stepper import trained_parameters
@@ -52,7 +51,7 @@ def fit_in_loop(
 
 def plan_for_loop(options: FitOptions, refused: Mapping[str, str]) -> FitPlan | None:
     """Return the plan, which must not hold a refused technique."""
-    plan = read_plan(options.plan) if isinstance(options.plan, str | Path) else options.plan
+    plan = None if options.plan is None else given_plan(options.plan)
     for technique in plan.techniques if plan else ():
         if technique.name in refused:
             raise RequestError(

@@ -84,13 +84,19 @@ class VirtualMeter:
         asked = [oom.allocated_bytes + oom.requested_bytes for oom in device.ooms]
         return max([device.memory_stats()["allocated_bytes.all.peak"], *asked])
 
+    def dependence(self, error: BaseException) -> str:
+        """Return on which value that a virtual GPU does not have an error depends; "" if on none."""
+        return self._session.stand_ins.told_of(error)
+
     def recording(self, error: BaseException | None = None) -> Recording:
         """Return the recording of the card; `error` is what ended the code, if anything."""
         session = self._session
         session.device.attribution.finish()
         ran_out = isinstance(error, session.torch.OutOfMemoryError)
-        outcome = "ok" if error is None else "oom" if ran_out else "error"
-        recording = session.recording(outcome=outcome, error="" if error is None else str(error))
+        depends = "" if error is None or ran_out else session.stand_ins.explain(error)
+        outcome = "ok" if error is None else "oom" if ran_out else "depends" if depends else "error"
+        recording = session.recording(outcome=outcome, error=depends or ("" if error is None else str(error)))
+        recording.dependence = session.stand_ins.dependence if depends else None
         if ran_out and session.device.ooms:
             recording.oom = session.device.ooms[-1]
         return recording
@@ -127,6 +133,10 @@ class CudaMeter:
 
     def _busiest(self) -> int:
         return max(range(len(self._before_bytes)), key=self._grown_bytes)
+
+    def dependence(self, error: BaseException) -> str:
+        """Return "": a real GPU has all values."""
+        return ""
 
     def recording(self, error: BaseException | None = None) -> Recording:
         """Return the recording of the GPU whose memory grew most."""

@@ -80,10 +80,12 @@ class TonnageMagics(Magics):
         meter.open()
         try:
             result = shell.run_cell(code, store_history=False)
-            return meter.recording(result.error_before_exec or result.error_in_exec)
+            recording = meter.recording(result.error_before_exec or result.error_in_exec)
         finally:
             meter.close()
             shell.compile.get_code_name = named
+        recording.writes = meter.redirection.writes
+        return recording
 
 
 def _split(line: str, cell: str | None) -> tuple[Any, str]:

@@ -64,8 +64,10 @@ def measure(given: Mapping[str, str]) -> int:
         raise RequestError(f"There is no {script} in this pull request.", hint="Name it as it is in the repository.")
     if head["outcome"] == "error":
         raise RequestError(f"{script} fails for reasons of its own: {head['error']}", hint="Its output is above.")
+    if head["outcome"] == "depends":
+        raise RequestError(f"{script} {head['error']}", hint="Its output is above.")
     failed = False
-    if runs["base"] and runs["base"]["outcome"] != "error":
+    if runs["base"] and runs["base"]["outcome"] not in ("error", "depends"):
         limit = [f"--fail-above={_limit(given)}"] if _limit(given) else []
         words = ["diff", "base.tonnage", "head.tonnage", "--markdown", "diff.md", *limit]
         done = subprocess.run([sys.executable, "-m", "tonnage", *words], cwd=folder, check=False)

@@ -62,15 +62,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     card: str = item.config.getoption("--gpu-memory-card") or _CARD
     mark = item.get_closest_marker(_MARK)
     limit = item.config.getoption("--gpu-memory-fail-above")
-    if mark is not None:  # the nearest mark comes before the options
-        limit, card = _limit_of(*mark.args, default_card=card, **mark.kwargs)
-    if limit is None:
+    if mark is None and limit is None:
         return
     from tonnage.errors import TonnageError
-    from tonnage.integrations.meter import MemoryGate, VirtualMeter, meter
-    from tonnage.units import parse_bytes
 
     try:
+        if mark is not None:  # the nearest mark comes before the options
+            limit, marked_card = _settings_of(mark)
+            card = marked_card or card
+        from tonnage.integrations.meter import MemoryGate, VirtualMeter, meter
+        from tonnage.units import parse_bytes
+
         opened = MemoryGate(meter(card), parse_bytes(limit), item.path)
         if isinstance(opened.meter, VirtualMeter):
             # Pytest manages its own temporary folders, and later tests use them too.
@@ -97,6 +99,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         # name, because a test without torch should not import it.
         if type(error).__name__ == "OutOfMemoryError":
             item.add_report_section("call", "GPU memory", gate.words(error))
+        elif words := gate.meter.dependence(error):
+            item.add_report_section("call", "values of the virtual GPU", words)
         raise
     item.user_properties.append(("gpu_memory_bytes", gate.meter.peak_bytes()))
     if gate.meter.peak_bytes() > gate.limit_bytes:
@@ -116,5 +120,24 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
             gate.meter.close()
 
 
-def _limit_of(limit: str | int, *, card: str | None = None, default_card: str) -> tuple[str, str]:
-    return str(limit), card or default_card
+def _settings_of(mark: pytest.Mark) -> tuple[str, str | None]:
+    """Return the limit of a mark, and its card if it names one; raises RequestError if it is written wrongly."""
+    from tonnage.errors import RequestError
+
+    written = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    call = f"@pytest.mark.{_MARK}({', '.join(written)})"
+    unknown = [name for name in mark.kwargs if name not in ("limit", "card")]
+    limits = [*mark.args, *(mark.kwargs[name] for name in mark.kwargs if name == "limit")]
+    if unknown:
+        problem = f"{call} has {unknown[0]}=, which the mark does not take."
+    elif not limits:
+        problem = f"{call} has no limit."
+    elif len(limits) > 1:
+        problem = f"{call} has {len(limits)} limits; the card is given by name."
+    elif isinstance(limits[0], bool) or not isinstance(limits[0], str | int):
+        problem = f"{call} has a limit that is neither a size nor a number of bytes."
+    elif not isinstance(mark.kwargs.get("card"), str | None):
+        problem = f"{call} has a card that is no name."
+    else:
+        return str(limits[0]), mark.kwargs.get("card")
+    raise RequestError(problem, hint=f'Write it like @pytest.mark.{_MARK}(limit="2 GiB", card="t4").')

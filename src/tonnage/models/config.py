@@ -1,7 +1,8 @@
 """A model's shape from a Hugging Face configuration, as saved or published. It reads no files and builds no model.
 
 The class that is counted is the first of `architectures`, else the type's usual one: the causal language model of a
-decoder, the masked one of an encoder, the conditional generation of an encoder-decoder, a vision model's classifier.
+decoder, the masked one of an encoder, the conditional generation of an encoder-decoder. A vision model is a classifier if
+the number of its classes is stated, else the bare model.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from tonnage.models.templates import ConfigValues, Tensor, architecture, names_i
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_CLASSIFIER = "ForImageClassification"
 _SCORES = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "LMHead", "ForPreTraining", "Seq2SeqLM")
 
 
@@ -40,10 +42,12 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     config = _as_saved(config, row)
     values = ConfigValues(config, row)
     # The first class that the configuration names, if it is known, else the usual one.
-    usual = next(iter(row["heads"]))
+    usual = _usual_class(config, row)
     head = {head.lower(): head for head in row["heads"]}.get(wanted.lower(), usual)
     is_known = not wanted or wanted.lower() == head.lower()
-    notes = () if is_known else (f"The class {wanted!r} is not known; counted as {usual}.",)
+    notes: tuple[str, ...] = () if is_known else (f"The class {wanted!r} is not known; counted as {usual}.",)
+    if not wanted and _is_classifier(next(iter(row["heads"]))):
+        notes = (f"The configuration names no class; counted as {usual}.",)
     _check(row, values)
     found = _all_tensors(config, row, values, head)
     heads = " ".join(row["heads"])
@@ -54,6 +58,27 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         note = f"{model_type!r} follows rules that are only partly known: its count may be off."
         shape = replace(shape, exact=False, notes=(*shape.notes, note))
     return replace(shape, dtype=stored_format(config) or shape.dtype)
+
+
+def _usual_class(config: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Return the class of a configuration that names none: without classes to tell apart, a vision model has no head."""
+    first: str = next(iter(row["heads"]))
+    if not _is_classifier(first) or _states_classes(config):
+        return first
+    bare = first.removesuffix(_CLASSIFIER) + "Model"
+    return bare if bare in row["heads"] else first
+
+
+def _states_classes(config: Mapping[str, Any]) -> bool:
+    """Say whether classes are stated; transformers writes two of its own into every configuration saved in full."""
+    names = config.get("id2label")
+    if isinstance(names, Mapping):
+        return list(names.values()) != ["LABEL_0", "LABEL_1"]
+    return config.get("num_labels") is not None
+
+
+def _is_classifier(head: str) -> bool:
+    return head.endswith(_CLASSIFIER)
 
 
 def counted(config: Mapping[str, Any], row: Mapping[str, Any], head: str) -> int:

@@ -182,6 +182,9 @@ class ConfigValues:
         usual = _at(self._row["defaults"], path)
         if isinstance(usual, bool):
             truth(given, path)
+        is_pair = isinstance(given, list) and len(given) == 2 and given[0] == given[1]
+        if is_pair and isinstance(usual, int) and path.rpartition(".")[2] in _SQUARES:
+            given = given[0]
         checked = _checked(given, path, least=usual if isinstance(usual, int) else 0)
         if self._row.get("old_kinds") and isinstance(checked, list):
             return [_OLD_KINDS.get(item, item) if isinstance(item, str) else item for item in checked]
@@ -207,6 +210,8 @@ class ConfigValues:
 
 
 _ABSENT: Any = object()
+# Sides may be stated one by one.
+_SQUARES = ("image_size", "patch_size")
 # Names of layer kinds before transformers 5.
 _OLD_KINDS = {"conv": "linear_attention", "mamba": "linear_attention", "attention": "full_attention"}
 

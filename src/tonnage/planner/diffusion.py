@@ -4,13 +4,15 @@ A plan has its choices, its bytes at the peak and its seconds. Several GPUs trai
 separate images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from math import ceil
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from tonnage.budget import largest
+from tonnage.budget.demands import Demand, shortages
 from tonnage.budget.diffusion import (
     DiffusionPass,
     Seconds,
@@ -26,10 +28,12 @@ from tonnage.budget.time.collectives import collective_seconds
 from tonnage.budget.training.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
 from tonnage.budget.training.states import optimizer_bytes
 from tonnage.clock.ranges import comparison_error
-from tonnage.errors import BadLayout
+from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Cluster
+from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.diffusion import Pipeline, Size
+from tonnage.planner.training.demands import step_demands
 from tonnage.planner.training.search import HEADROOM
 
 Loop = Literal["cached", "frozen"]
@@ -110,14 +114,19 @@ class DiffusionPlan:
         return round(float(total(term for term in self.terms if term.category not in outside)))
 
     @property
-    def fits(self) -> bool:
-        """Whether it fits on the card and on its host."""
-        return self.total_bytes <= self.cluster.gpu.memory_bytes and self.host_fits
+    def demands(self) -> tuple[Demand, ...]:
+        """What it needs of a GPU and of a host. Parts are read from mapped files, so loading takes no more than that."""
+        return step_demands(self.total_bytes, self.host_bytes, 0, self.cluster)
 
     @property
-    def host_fits(self) -> bool:
-        """Whether it fits in the GPU's share of host memory."""
-        return self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
+    def shortages(self) -> tuple[Demand, ...]:
+        """What there is too little of: memory of a GPU or of the host."""
+        return shortages(self.demands)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is enough of everything: the verdict of reports and exit statuses."""
+        return not self.shortages
 
     @property
     def seconds(self) -> float:
@@ -148,11 +157,19 @@ class DiffusionSearch:
     plan: DiffusionPlan
     others: tuple[DiffusionPlan, ...] = field(default=())
     most: int = 0
+    remedies: "tuple[DiffusionRemedy, ...]" = ()
 
     @property
     def fits(self) -> bool:
         """Whether any plan fits."""
         return self.plan.fits
+
+
+class DiffusionRemedy(NamedTuple):
+    """A change that makes it fit, as a flag, and the best plan with it."""
+
+    flag: str
+    plan: DiffusionPlan
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -455,7 +472,10 @@ def _searched(
         # Plans come simplest first, and batches from small to large.
         best = min(quick, key=lambda plan: plan.choices.get("checkpoint", "none") != "none")
     else:
-        best = min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
+        best = min(
+            plans,
+            key=lambda plan: (sum(demand.missing_bytes for demand in plan.shortages), plan.total_bytes),
+        )
     # The best plan with each other value of a single choice; for batches, half and double.
     others: list[DiffusionPlan] = []
     for name, value in best.choices.items():
@@ -477,3 +497,63 @@ def _searched(
     return DiffusionSearch(
         pipeline=pipeline, cluster=cluster, request=request, plan=best, others=tuple(others), most=most
     )
+
+
+# What would fit --------------------------------------------------------------------------------------------------------
+
+_MOST_REMEDIES = 4
+_RELEASED = {
+    "micro_batch": "--micro-batch {}", "checkpoint": "--checkpoint {}", "text": "--text-encoders {}", "vae": "--vae {}",
+    "offload": "--offload {}",
+}  # fmt: skip
+
+
+def remedies(findings: DiffusionSearch) -> tuple[DiffusionRemedy, ...]:
+    """Return single changes that make it fit, the mildest first, and the smallest common GPU that is enough."""
+    pipeline, cluster, request = findings.pipeline, findings.cluster, findings.request
+    helpful: Iterator[DiffusionRemedy] = _helpful(pipeline, _changes(cluster, request))
+    others = ((f"--gpus {each.name}", each, request) for each in common_clusters(cluster.gpu.maker) if each.gpus == 1)
+    cards = _helpful(pipeline, ((flag, each.as_stated(cluster.stated), asked) for flag, each, asked in others))
+    return (*islice(helpful, _MOST_REMEDIES), *islice(cards, 1))
+
+
+_Candidate = tuple[str, Cluster, DiffusionRequest | ImageRequest]
+
+
+def _helpful(pipeline: Pipeline, candidates: Iterator[_Candidate]) -> Iterator[DiffusionRemedy]:
+    """Yield the candidates that fit. In a flag, `{}` stands for the value found."""
+    for flag, cluster, request in candidates:
+        with suppress(RequestError):
+            if isinstance(request, ImageRequest):
+                plan = plan_images(pipeline, cluster, request).plan
+            else:
+                plan = plan_training(pipeline, cluster, request).plan
+            if plan.fits:
+                yield DiffusionRemedy(
+                    flag.format(plan.choices.get(flag.removeprefix("--").partition(" ")[0], "")), plan
+                )
+
+
+def _changes(cluster: Cluster, request: DiffusionRequest | ImageRequest) -> Iterator[_Candidate]:
+    """Yield given flags that are left to the search, and leaner ways of doing the same."""
+    for name, flag in _RELEASED.items():
+        if getattr(request, name, None) is not None:
+            released: dict[str, Any] = {name: None}
+            yield flag, cluster, replace(request, **released)
+    if isinstance(request, ImageRequest):
+        yield "--vae-tiling", cluster, replace(request, tiling=True)
+        yield "--vae-slicing", cluster, replace(request, slicing=True)
+        if request.batch > 1:
+            yield f"--batch {request.batch // 2}", cluster, replace(request, batch=request.batch // 2)
+        for weights in ("fp8", "nf4"):
+            kept: Any = weights
+            yield f"--weights {weights}", cluster, replace(request, weights=kept)
+        return
+    if request.ema:
+        yield "no --ema", cluster, replace(request, ema=False)
+    if not request.lora_rank:
+        yield "--optimizer adamw-8bit", cluster, replace(request, optimizer="adamw-8bit")
+        yield "--precision bf16", cluster, replace(request, precision="bf16")
+        yield "--lora 16", cluster, replace(request, lora_rank=16)
+    elif request.base == "bf16":
+        yield "--base nf4", cluster, replace(request, base="nf4")

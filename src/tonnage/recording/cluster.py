@@ -205,7 +205,6 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
     def ranks_of(spans: list[Any]) -> tuple[int, ...]:
-        spans = [(int(first), int(last)) for first, last in spans]
         count = sum(last - first + 1 for first, last in spans)
         if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
             raise ValueError(f"its rank {number} stands for ranks that there are not")
@@ -254,6 +253,6 @@ def ended_in_error(path: Path) -> bool:
         with opened(path) as (database, version):
             table = "cluster" if is_of_cluster(version) else "header"
             row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
-            return row is not None and json.loads(row[0]) == "error"
+            return row is not None and decoded(row[0]) in ("error", "depends")
     except BadRecording:
         return False

@@ -21,7 +21,6 @@ In a cluster's file each row of these, except of `context`, begins with its rank
 | rank       | a rank that ran: its summary as JSON, and the rank that its events are stored for  |
 """
 
-import math
 import os
 import reprlib
 import sqlite3
@@ -62,7 +61,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
+    # False for nan and infinity too; `math.isfinite` raises for an integer beyond the floats.
+    return type(value) in (int, float) and 0 <= value < 2**63
 
 
 def _list_of(check: Check, most: int = sys.maxsize) -> Check:
@@ -82,10 +82,22 @@ def _is_phase(value: Any) -> bool:
 
 
 is_word_list, is_shape = _list_of(_is_words, _MOST_WORDS), _optional(_list_of(_is_count, _MOST_EXTENTS))
+
+
+def is_rank(value: Any) -> bool:
+    """Whether the value is the number of a rank."""
+    return _is_count(value)
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_rank, value))
+
+
+is_rank_ranges = _list_of(_is_range, _MOST_ROWS)
 _is_counts, _is_sizes, _is_rows = _list_of(_is_count), _dict_of(_is_count), _list_of(lambda _: True, _MOST_ROWS)
 _BY_NAME: dict[str, Check] = {
     "exit_status": _is_whole,
-    "stands_for": _is_rows,  # ranges of ranks
+    "stands_for": is_rank_ranges,
     "ledger": lambda value: _is_sizes(value) and set(value) <= {str(category) for category in Category},
 }
 _BY_ANNOTATION: dict[Any, Check] = {
@@ -293,7 +305,7 @@ def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
                 raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
             check_columns(database)
             yield database, version
-    except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
+    except (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise BadRecording(f"{path} is not a readable recording: {error}.", hint=REMAKE) from error
 
 

@@ -15,7 +15,7 @@ from tonnage.hardware.cluster import Cluster, read_host
 from tonnage.ledger import Category, Ledger
 from tonnage.recording.groups import BlockGroup, group_alike
 from tonnage.recording.host import HostPeaks
-from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
+from tonnage.recording.records import Allocation, Dependence, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.timeline import MemoryTimeline, PhasePeak, StepPeak, peaks_by_phase, peaks_by_step
 from tonnage.recording.writes import ScriptWrites
 
@@ -50,6 +50,7 @@ class Recording:
     whole: "Recording | None" = None
     host: HostPeaks | None = None
     writes: ScriptWrites | None = None
+    dependence: Dependence | None = None  # why the outcome is "depends"
 
     @cached_property
     def step_time(self) -> "SteadyStep | None":
@@ -106,8 +107,8 @@ class Recording:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fitted; None if the script failed with another error."""
-        return {"ok": True, "oom": False, "error": None}[self.header.outcome]
+        """Whether the run fitted; None if the script ended for another reason before its end."""
+        return {"ok": True, "oom": False}.get(self.header.outcome)
 
     @property
     def unused_at_peak_bytes(self) -> int:

@@ -5,7 +5,10 @@ from typing import Literal
 
 from tonnage.ledger import Category
 
-Outcome = Literal["ok", "oom", "error"]
+# "depends": it ended by a value that a virtual GPU does not have.
+Outcome = Literal["ok", "oom", "error", "depends"]
+DEPENDS_STATUS = 3  # the exit status of such a run
+Ending = Literal["assert", "raise", "exit", "error", "loop"]
 Source = Literal["virtual", "cuda", "snapshot"]
 MarkKind = Literal["phase", "step", "empty_cache", "begin", "beyond"]
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
@@ -75,6 +78,49 @@ class StandIn:
     line: str
     count: int
     value: str
+    decides: str = ""  # the test that it decided, such as "if at train.py:88", if it can be told
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """What ended a run because of a value that a virtual GPU does not have."""
+
+    how: Ending
+    line: str  # of the assertion, raise, exit, call or loop
+    error: str
+    read_line: str  # the script's line that read the value
+    what: str  # what was read, such as "scalar bool"
+    count: int  # how often it was read there
+    value: str  # the placeholder that the script got
+
+    @property
+    def sentence(self) -> str:
+        """The line, the value, and what the script took it for."""
+        ends = {
+            "assert": f"the assertion at {self.line} fails",
+            "raise": f"{self.line} raises an error",
+            "exit": f"{self.line} exits",
+            "error": f"{self.line} fails",
+            "loop": f"the loop at {self.line} does not end",
+        }
+        took = f"a {self.what} read at {self.read_line or self.line}, taken as {self.value}"
+        return f"depends on values that a prediction does not have: {ends[self.how]} because of {took}"
+
+    @property
+    def assumption(self) -> str:
+        """What `--assume` takes to continue with another value."""
+        if self.value in ("True", "False"):
+            return f"{self.read_line}={'false' if self.value == 'True' else 'true'}"
+        return f"{self.read_line}=0"
+
+    @property
+    def advice(self) -> str:
+        """What to do, with the exact text to write."""
+        name, _, value = self.assumption.rpartition("=")
+        keyword = f"flag={value.title()}" if value in ("true", "false") else f"number={value}"
+        if not name:
+            return f"Name a value that lets it continue, around the code that reads it: with tonnage.assume({keyword}):"
+        return f"Name a value that lets it continue: --assume {self.assumption}, or with tonnage.assume({keyword}):"
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,8 @@ def replay_on(recording: Recording, gpu: Gpu | None = None) -> Recording:
     header, tape = _header_on(asked.header, gpu), _Tape(asked)
     outcomes = _play(asked, header, tape)
     whole = recording.whole or (recording if recording.oom is None else None)
-    header.outcome = "error" if (whole or recording).header.outcome == "error" else "ok"
+    ended = (whole or recording).header.outcome
+    header.outcome = "ok" if ended == "oom" else ended
     if outcomes.failed is not None:
         header.outcome = "oom"
     else:

@@ -5,7 +5,7 @@ import reprlib
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,25 @@ from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
 from tonnage.recording.host import HOST_KEY, host_memory
-from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, is_shape, is_word_list, opened, record_of, written
+from tonnage.recording.layout import (
+    LAYOUT_VERSION,
+    is_of_cluster,
+    is_rank,
+    is_rank_ranges,
+    is_shape,
+    is_word_list,
+    opened,
+    record_of,
+    written,
+)
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
+from tonnage.recording.records import Allocation, Dependence, FailedRequest, Header, Mark, Note, SegmentEvent, StandIn
 from tonnage.recording.writes import WRITES_KEY, script_writes
 from tonnage.untrusted import Unreadable, parse_json
 
 _MOST_BYTES = 2**28
+# Keys of the header's table that are no fields of the header; older files lack them.
+_DEPENDENCE_KEY, _DECIDES_KEY = "depends_on", "stand_ins_decide"
 
 
 def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
@@ -40,19 +52,33 @@ def read_recording(path: str | Path, rank: int | None = None) -> Recording:
             if rank is None:
                 return as_read(read_run(database))
             raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
-        ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
+        ranks = list(_rank_rows(database))
         if not ranks:
             problem = f"{path} is of a cluster of which no rank reported."
             raise BadRecording(problem, hint="See why with: tonnage show FILE")
         if rank is None:
             (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
-            rank = int(decoded(value))
+            rank = decoded(value)
+            if not is_rank(rank):
+                raise ValueError(f"its worst rank is {reprlib.repr(rank)}")
         # A rank's events are stored under an identical one, or its representative.
         for kept, summary in ranks:
             if any(first <= rank <= last for first, last in summary["stands_for"]):
-                return read_run(database, int(kept))
+                return read_run(database, kept)
         held = ", ".join(str(summary["rank"]) for _, summary in ranks)
         raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
+
+
+def _rank_rows(database: sqlite3.Connection) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each rank's summary, its numbers checked, with the rank whose events stand for its own."""
+    for kept, value in database.execute("SELECT kept, summary FROM rank"):
+        summary = decoded(value)
+        if not isinstance(summary, dict) or not is_rank(summary.get("rank")):
+            raise ValueError(f"it has a rank {reprlib.repr(summary)}")
+        if not is_rank_ranges(summary.get("stands_for")):
+            problem = f"stands for {reprlib.repr(summary.get('stands_for'))}"
+            raise ValueError(f"its rank {summary['rank']} {problem}")
+        yield kept, summary
 
 
 def decoded(value: str) -> Any:
@@ -87,7 +113,11 @@ def insert_run(
     insert("header", 2, ((WRITES_KEY, json.dumps(asdict(writes))) for writes in [recording.writes] if writes))
     insert("segment", 5, map(astuple, recording.segments))
     insert("mark", 3, map(astuple, recording.marks))
-    insert("stand_in", 4, map(astuple, recording.stand_ins))
+    insert("stand_in", 4, (astuple(stand_in)[:4] for stand_in in recording.stand_ins))
+    if any(stand_in.decides for stand_in in recording.stand_ins):
+        insert("header", 2, [(_DECIDES_KEY, json.dumps([stand_in.decides for stand_in in recording.stand_ins]))])
+    if recording.dependence:
+        insert("header", 2, [(_DEPENDENCE_KEY, json.dumps(asdict(recording.dependence)))])
     insert("note", 4, map(astuple, recording.notes))
     insert("oom", 1, ((json.dumps(asdict(oom)),) for oom in [recording.oom] if oom))
     insert("captured", 1, ((packed(step),) for step in [recording.captured] if step))
@@ -114,6 +144,10 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
     header = dict(rows("header"))
     host = header.pop(HOST_KEY, None)  # missing in older files
     writes = header.pop(WRITES_KEY, None)  # missing in older files
+    dependence = header.pop(_DEPENDENCE_KEY, None)
+    tests = decoded(header.pop(_DECIDES_KEY, "[]"))
+    if not is_word_list(tests):
+        raise ValueError("it says of its stand-ins what no run says")
     lacking = {"command": [], "folder": "", "training": {}}  # missing in older files
     values = lacking | {key: decoded(value) for key, value in header.items()}
     # Decode each context once, however many blocks share it.
@@ -139,16 +173,21 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
     for mark in marks:
         if mark.kind == "step" and not mark.name.isdecimal():
             raise ValueError(f"it has a step {mark.name!r}")
+    stand_ins = [StandIn(*row) for row in rows("stand_in")]
+    stand_ins[: len(tests)] = [
+        replace(stand_in, decides=test) for stand_in, test in zip(stand_ins, tests, strict=False)
+    ]
     return Recording(
         header=record_of(Header, values, "header"),
         allocations=allocations,
         segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
         marks=marks,
-        stand_ins=[StandIn(*row) for row in rows("stand_in")],
+        stand_ins=stand_ins,
         notes=[Note(*row) for row in rows("note")],
         oom=next((record_of(FailedRequest, decoded(value), "failed request") for (value,) in rows("oom")), None),
         host=host_memory(decoded(host)) if host else None,
         writes=script_writes(decoded(writes)) if writes else None,
+        dependence=record_of(Dependence, decoded(dependence), "dependence") if dependence else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
 

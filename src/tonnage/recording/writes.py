@@ -62,12 +62,16 @@ def writes_sentence(writes: ScriptWrites, advice: str = ON_COMMAND_LINE, folder:
     return f"{', '.join(parts)}: discarded; {advice}"
 
 
+def path_in(folder: str, path: str) -> str:
+    """Return the path relative to the folder, if it is inside."""
+    return path.removeprefix(f"{folder.rstrip('/')}/") if folder else path
+
+
 def _example(writes: ScriptWrites, folder: str) -> str:
     """Return the largest file, or the folder that it shares with others."""
     written = [file.path for file in writes.files if file.change != "deleted"]
     path = written[0]
-    inside = f"{folder.rstrip('/')}/" if folder else ""
-    shown = path.removeprefix(inside) if inside and path.startswith(inside) else path
+    shown = path_in(folder, path)
     if writes.written_count == 1:
         return shown
     parent = os.path.dirname(shown)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10, sqrt
+from textwrap import wrap
 
 from tonnage.report.html.markup import simple_page, table
 from tonnage.report.lines import cut
@@ -127,8 +128,13 @@ def _grid(plane: Plane, x: LogAxis, y: LogAxis) -> Iterator[str]:
         at = y(10.0**decade)
         yield f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{x.end}" y2="{at:.1f}"/>'
         yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_power(decade)}</text>'
-    middle = (y.start + y.end) / 2
-    yield f'<text x="{(x.start + x.end) / 2}" y="{y.start + 44}" text-anchor="middle">{escape(plane.x_name)}</text>'
+    middle, center = (y.start + y.end) / 2, (x.start + x.end) / 2
+    # A name that is longer than the picture is wide takes two lines.
+    room = 2 * min(center, x.end + _RIGHT - center)
+    lines = wrap(plane.x_name, int(room / _LETTER))
+    first = y.start + (44 if len(lines) == 1 else 37)
+    for number, line in enumerate(lines):
+        yield f'<text x="{center}" y="{first + 14 * number}" text-anchor="middle">{escape(line)}</text>'
     yield (f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{escape(plane.y_name)}</text>')
 
 
@@ -244,13 +250,15 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield "<h2>Time by bound</h2>" + table(("", "", "", ""), bounds, name="bounds", numbers=(1, 2))
     fixes = [(seconds_words(seconds), escape(what), escape(how)) for seconds, what, how in fixes_of(analysis)[:12]]
     yield "<h2>What to do</h2>" + table(("", "", ""), fixes, name="changes", numbers=(0,))
-    columns = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
     yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
-    yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
+    yield "".join(f"<th>{column}</th>" for column in _COLUMNS) + "</tr></thead><tbody>"
     for row in analysis.rows:
         yield _table_row(row)
     yield "</tbody></table></div>"
     yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
+
+
+_COLUMNS = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
 
 
 def _key(bound: Bound) -> str:
@@ -271,12 +279,15 @@ def _table_row(row: RooflineRow) -> str:
     item, verdict = row.item, row.verdict
     shares = (verdict.memory_share, verdict.compute_share)
     numbers = ["–" if share is None else percent(share, 0) for share in shares] + [intensity_words(item.work.intensity)]
-    cells = "".join(f'<td class="n">{number}</td>' for number in numbers)
+    expected = seconds_words(row.expected_s) if row.expected_s else ""
+    cells = [seconds_words(row.seconds), expected, f"{item.calls:,}", _key(verdict.bound), *numbers]
+    # On a narrow page the heading of a column stands in its cells.
+    named = zip(_COLUMNS, cells, strict=False)
+    figures = "".join(f'<td class="{_kind(name)}" data-name="{name}">{cell}</td>' for name, cell in named)
     what = escape(" ".join(filter(None, (item.group, item.name, item.detail))))
     kernels = escape("\n".join(item.kernels))
-    expected = seconds_words(row.expected_s) if row.expected_s else ""
-    return (
-        f'<tr><td class="n">{seconds_words(row.seconds)}</td><td class="n">{expected}</td><td class="n">{item.calls:,}</td>'
-        f"<td>{_key(verdict.bound)}</td>{cells}"
-        f'<td title="{kernels}">{what}</td></tr>'
-    )
+    return f'<tr>{figures}<td title="{kernels}">{what}</td></tr>'
+
+
+def _kind(column: str) -> str:
+    return "" if column == "bound" else "n"

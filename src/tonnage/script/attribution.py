@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tonnage.ledger import Category
@@ -59,6 +60,8 @@ class Attribution:
         self.category = Category.OTHER
         self.lines = LineFinder()
         self.modules: list[str] = []
+        self._functions = 0  # compiled functions that are being called
+        self._has_called_modules = False  # outside of such functions
         self.keywords: dict[str, Any] = {}  # the outermost module's keyword arguments
         self.contexts: list[str] = [""]
         self._context_numbers: dict[str, int] = {"": 0}
@@ -146,8 +149,9 @@ class Attribution:
         """Handle the start of a module's forward; the outermost one starts a forward phase, and maybe a step."""
         if self.host:
             self.host.tick()
-        if not self.modules and self._base != "backward":
-            self._root_starts(module, (*arguments, *self.keywords.values()))
+        if self._is_root():
+            self._has_called_modules = True
+            self._root_starts([module], (*arguments, *self.keywords.values()))
             if self.observer:
                 self.observer.root_starts(module, arguments, self.keywords)
         if self.observer:
@@ -166,39 +170,83 @@ class Attribution:
         if not self.modules:
             self.keywords = {}
             self._mark_caches((output,))
-            if self.observer:
+            if self.observer and not self._functions:
                 self.observer.root_ends(output)
 
-    def _root_starts(self, module: Any, given: tuple[Any, ...]) -> None:
+    def function_starts(self, function: Any, root: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Handle the call of a compiled function: the modules that it calls are compiled with it, and call no hooks.
+
+        `root` is what the script calls, and lives as long as the script keeps it.
+        """
+        if self._is_root():
+            given = (*arguments, *keywords.values())
+            models = modules_within(function, given)
+            inputs = tuple(value for value in given if not _is_parameter(value))
+            if not self._only_helps(models):
+                self._root_starts(models, inputs)
+                if self.observer:
+                    self.observer.root_starts(root, inputs, {})
+        self._functions += 1
+
+    def function_ends(self, output: Any) -> None:
+        """Handle the end of a compiled function's call."""
+        self._functions -= 1
+        if self.modules or self._functions:
+            return
+        self._mark_caches((output,))
+        if self.observer:
+            self.observer.root_ends(output)
+
+    def _only_helps(self, models: list[Any]) -> bool:
+        """Whether a function with these modules is part of something else: an optimizer's update, a sampler."""
+        import torch
+
+        return not (models or torch.is_grad_enabled()) and (self.trains or self._has_called_modules)
+
+    def _is_root(self) -> bool:
+        """Whether what is called now is outermost. Within a function, it is where an optimizer has stepped there."""
+        import torch
+
+        if self.modules or self._base == "backward":
+            return False
+        return not self._functions or (self.trains and self._stepped and torch.is_grad_enabled())
+
+    def _root_starts(self, models: list[Any], given: tuple[Any, ...]) -> None:
+        """Start a forward phase, and maybe a step: of a module, or of a function and the modules that it uses."""
         import torch
 
         self.at(self.place())
         infers = not torch.is_grad_enabled()
+        is_training = any(model.training for model in models) or not (models or infers)
+        has_trained = any(model in self._trained for model in models)
         # Without gradients, or (since people forget `no_grad`) in the evaluation mode of a module that also trains.
-        evaluates = not module.training and (infers or module in self._trained)
+        evaluates = not is_training and (infers or has_trained)
         # Examine the stack and the model, once in training and once before.
         if not self._asked_driver & {"training", "evaluation" if infers else ""}:
             self._asked_driver.add("evaluation" if infers else "training")
             # In another version of a library advice is generic.
             with suppress(AttributeError, TypeError, RuntimeError, LookupError):
                 facts, whole = facts_of_driver(sys._getframe())
-                self.training |= facts | facts_of_model(module)
+                self.training |= facts
+                for model in models:
+                    self.training |= facts_of_model(model)
                 if whole is not None:
                     self._name(whole)
         if self.trains and (evaluates or (infers and self._region == "generation")):
             # Between training steps: not a step of its own.
             self.enter(self._base if self._base == "forward" else "evaluation")
         else:
-            if module.training and not infers:
-                self._trained.add(module)
+            if not infers:
+                self._trained.update(model for model in models if model.training)
             if self._stepped or (infers and self._base != "forward"):
                 self._stepped = False
                 self.step += 1
                 self.sink.mark("step", str(self.step))
             self._stepped |= infers
             self.enter("forward")
-        if self._is_new(module):
-            self.mark_model(module)
+        for model in models:
+            if self._is_new(model):
+                self.mark_model(model)
         self.mark(Category.INPUTS, _tensors(given), only=Category.OTHER)
         self._mark_caches(given)
 
@@ -333,6 +381,33 @@ def _parts(tensor: Any) -> list[Any]:
     if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     return [tensor]
+
+
+def _is_parameter(value: Any) -> bool:
+    """Whether this argument of a function is a tensor that it trains."""
+    return isinstance(value, sys.modules["torch"].Tensor) and value.requires_grad and value.is_leaf
+
+
+def modules_within(function: Any, given: Iterable[Any], depth: int = 3) -> list[Any]:
+    """Return the modules that a function may use: of its object, its arguments, its closure and global variables.
+
+    Functions that it calls by a global name or from its closure are looked into as well.
+    """
+    found: list[Any] = []
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    owner = getattr(function, "__self__", None)
+    values = [owner, *getattr(owner, "__dict__", {}).values(), *given]
+    values += [scope[name] for name in (code.co_names if code else ()) if name in scope]
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that is not set yet
+            values.append(cell.cell_contents)
+    for value in values:
+        if isinstance(value, sys.modules["torch"].nn.Module):
+            found.append(value)
+        elif depth and isinstance(value, (FunctionType, MethodType)):
+            inner = getattr(value, "__wrapped__", value)
+            found += modules_within(inner, (), depth - 1)
+    return list({id(module): module for module in found}.values())
 
 
 def _has_storage(tensor: Any) -> bool:

@@ -47,7 +47,8 @@ def _harmless(method: Any) -> Any:
     @wraps(method)
     def guarded(self: "StepCapture", *arguments: Any) -> None:
         try:
-            method(self, *arguments)
+            with no_collection():
+                method(self, *arguments)
         except Exception as problem:
             self.give_up(f"{type(problem).__name__}: {problem}")
 
@@ -276,10 +277,11 @@ class _StepInProgress:
         """Count a call of an outermost module. All calls of the step's first module count: gradients may be
         accumulated.
 
-        An optimizer that calls it again, as L-BFGS does, uses the same samples.
+        An optimizer that calls it again, as L-BFGS does, uses the same samples. A call that `torch.jit` traces makes a
+        graph and is no part of a step: its sizes are values of that graph.
         """
         self.evaluates |= evaluates
-        if evaluates:
+        if evaluates or sys.modules["torch"].jit.is_tracing():
             return
         self.called = True
         is_first = self._model is None
@@ -297,7 +299,11 @@ def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | 
     first = keywords.get("input_ids", tensors[0] if tensors else None)
     if not isinstance(first, torch.Tensor) or not first.dim():
         return None, None
+    sizes = [size if isinstance(size, int) else None for size in first.shape]  # None: a symbol of torch.export
+    samples, tokens = sizes[0], sizes[1] if len(sizes) == 2 else None
     is_whole = first.dtype in (torch.int64, torch.int32)
-    if is_whole and first.dim() == 2:
-        return first.shape[0], first.shape[0] * first.shape[1]
-    return (None if is_whole else first.shape[0]), None
+    if not is_whole:
+        return samples, None
+    if samples is None or tokens is None:
+        return None, None
+    return samples, samples * tokens

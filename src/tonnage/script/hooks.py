@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, wraps
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
     native = torch._C._dynamo.eval_frame
     if hasattr(native, "_FrameExecStrategy"):  # since 2.7
         strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
-        for method in (who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model):
+        methods = (who.module_starts, who.module_ends, who.function_starts, who.function_ends)
+        for method in (*methods, who.step_starts, who.step_ends, who.mark_model):
             native.set_code_exec_strategy(method.__code__, strategy)
     backward = partial(_backward, who)
     saving, loading = partial(_within, who, "saving"), partial(_within, who, "loading")
@@ -33,6 +35,7 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
         (torch.autograd, "_engine_run_backward", backward),
         (torch.nn.Module, "_apply", partial(_apply, who, [])),
         (optim.Optimizer, "__init__", partial(_make, who)),
+        (torch, "compile", partial(_compile, who)),
         # Saving and loading may allocate no block but are marked as a phase.
         (torch, "save", saving),
         (torch.serialization, "save", saving),
@@ -71,6 +74,29 @@ def _make(who: Attribution, plain: Any, optimizer: Any, /, *arguments: Any, **ke
     """Handle an optimizer: a script that has one trains, so what it runs without gradients is not a step."""
     plain(optimizer, *arguments, **keywords)
     who.optimizer_made(optimizer)
+
+
+def _compile(who: Attribution, plain: Any, /, model: Any = None, **options: Any) -> Any:
+    """Handle `torch.compile`: a compiled function calls no hooks of the modules within."""
+    compiled = plain(model, **options)
+    is_function = isinstance(model, (FunctionType, MethodType, partial))
+    if not is_function or compiled is model:  # a module, a decorator's settings, or nothing is compiled here
+        return compiled
+
+    @wraps(compiled)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if torch.compiler.is_compiling() or _is_traced():
+            return compiled(*arguments, **keywords)
+        who.function_starts(model, call, arguments, keywords)
+        output = None  # if it fails
+        try:
+            result = compiled(*arguments, **keywords)
+            output = () if result is None else result
+            return result
+        finally:
+            who.function_ends(output)
+
+    return call
 
 
 def _within(who: Attribution, phase: str, plain: Any, /, *arguments: Any, **keywords: Any) -> Any:

@@ -7,22 +7,25 @@ for CUDA.
 
 import importlib.util
 import os
+import re
 import runpy
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
+from zipfile import is_zipfile
 
-from tonnage.errors import ScriptNotFound, TonnageError
-from tonnage.recording.records import Outcome
+from tonnage.errors import NotModelled, ScriptNotFound, TonnageError
+from tonnage.recording.records import DEPENDS_STATUS, Outcome
 from tonnage.script.exit_handlers import exit_handlers_at_end
 
 Kind = Literal["script", "module", "notebook"]
@@ -34,9 +37,11 @@ _NO_TRITON = (
     "virtual one its kernels are counted and not run."
 )
 RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
-_OWN = os.path.dirname(os.path.dirname(RUNNER)) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.dirname(RUNNER)) + os.sep
 _INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that went through C++ (native/bridge.h)
-_DEVICE = _OWN + "virtual" + os.sep
+_DEVICE = OWN_FOLDER + "virtual" + os.sep
+_BEGINNING_BYTES = 4096
+_SHELL = re.compile(rb"#!\s*\S*[/ ](ba|da|k|z|fi|c|tc)?sh\b")  # the first line of a script without a suffix
 _SOON_S, _LONGEST_S = 0.005, 2.0
 
 
@@ -91,9 +96,19 @@ class Program:
         assert file is not None
         if not file.is_file():
             found = "a folder" if file.is_dir() else "nothing"
-            raise ScriptNotFound(f"There is no script at {self.name}: found {found}.", hint=WHAT_RUNS)
-        if file.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+            first = self.name.partition(" ")[0]
+            is_quoted = first != self.name and Path(self.folder, first).is_file()
+            hint = f"Leave out the quotes around {self.name}: its arguments follow it." if is_quoted else WHAT_RUNS
+            raise ScriptNotFound(f"There is no script at {self.name}: found {found}.", hint=hint)
+        if not os.access(file, os.R_OK):
+            raise ScriptNotFound(f"{self.name} may not be read by you.", hint=f"Allow it: chmod u+r {self.name}")
+        with file.open("rb") as opened:
+            beginning = opened.read(_BEGINNING_BYTES)
+        is_shell = file.suffix != ".py" and _SHELL.match(beginning) is not None
+        if is_shell or file.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
             raise ScriptNotFound(f"{self.name} is a script of the shell, not of Python.", hint=WHAT_RUNS)
+        if b"\0" in beginning and not beginning.startswith(MAGIC_NUMBER) and not is_zipfile(file):
+            raise ScriptNotFound(f"{self.name} is a binary file, not a script of Python.", hint=WHAT_RUNS)
         if self.kind == "notebook":
             from tonnage.script.notebook import read_cells
 
@@ -140,8 +155,12 @@ def run_as_main(
     torch: Any,
     around: AbstractContextManager[Any] | None = None,
     told_elsewhere: tuple[type[BaseException], ...] = (),
+    explain: Callable[[BaseException], str] = lambda error: "",
 ) -> Ending:
-    """Run a program to its end, however it ends, inside `around`. Errors in `told_elsewhere` are not printed."""
+    """Run a program to its end, however it ends, inside `around`. Errors in `told_elsewhere` are not printed.
+
+    `explain` says on what value that a virtual GPU does not have an error depends, if on any.
+    """
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
         with (
@@ -158,6 +177,8 @@ def run_as_main(
     except SystemExit as error:
         if error.code is None or error.code == 0:
             return Ending("ok")
+        if dependence := explain(error):
+            return Ending("depends", DEPENDS_STATUS, dependence)
         if isinstance(error.code, int):
             return Ending("error", error.code, f"exit status {error.code}")
         print(error.code, file=sys.stderr)
@@ -175,6 +196,8 @@ def run_as_main(
             shortage = shortage.__cause__
         if shortage:
             return Ending("oom", 1, str(shortage))
+        if dependence := explain(error):
+            return Ending("depends", DEPENDS_STATUS, dependence)
         hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
         return Ending("error", 1, " ".join(filter(None, [f"{type(error).__name__}: {error}", hint])))
     finally:
@@ -223,7 +246,16 @@ def _interrupts_outside_the_device() -> Iterator[None]:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback as Python would, without our own frames and those that ran the script."""
+    """Print the traceback as Python would, without our own frames and those that ran the script.
+
+    An error of Tonnage's own that nothing else caused says all in words; of the traceback, the script's line is shown.
+    """
+    if isinstance(error, TonnageError) and not isinstance(error, NotModelled) and error.__cause__ is None:
+        print(f"tonnage: {error.words}", file=sys.stderr)
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
+        if own:
+            print(f"  at {os.path.basename(own[-1].filename)}:{own[-1].lineno}  {own[-1].line}", file=sys.stderr)
+        return
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:
@@ -236,4 +268,4 @@ def _show(error: BaseException) -> None:
 
 def is_ours(path: str) -> bool:
     """Whether frames of this file are ours or runpy's, not the script's."""
-    return path.startswith(_OWN) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"
+    return path.startswith(OWN_FOLDER) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"

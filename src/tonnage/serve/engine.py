@@ -44,13 +44,33 @@ class StepOutput:
     finished: list[Sequence]
 
 
+def _device_of(name: str | torch.device | None) -> torch.device:
+    """Return the device of this name, by default a GPU if there is one; raises RequestError if it is not here."""
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        return torch.device("cuda", 0) if cards else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        return device
+    index = device.index or 0
+    if device.type != "cuda":
+        problem = f"--device {name} is no device that this engine computes on."
+    elif index >= cards:
+        problem = f"--device {name} is not here: torch finds {cards} CUDA GPUs."
+    else:
+        return torch.device("cuda", index)
+    raise RequestError(problem, hint="Use --device cuda, cuda:1 or cpu; without it, a GPU is used if there is one.")
+
+
 class Engine:
     """A model's folder, ready to serve on a `device` (default: a GPU if there is one); `options` are `EngineConfig`'s."""
 
     def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
         config = EngineConfig(**options)
-        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        where = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+        where = _device_of(device)
         architecture = read_architecture(path)
         if config.context is not None and config.context > architecture.positions:
             problem = f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}."

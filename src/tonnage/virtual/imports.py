@@ -28,11 +28,8 @@ def quick_imports() -> Iterator[None]:
     def quick_import(*arguments: Any, **keywords: Any) -> Any:
         if not gc.isenabled():
             return plain(*arguments, **keywords)
-        gc.disable()
-        try:
+        with no_collection():
             return plain(*arguments, **keywords)
-        finally:
-            gc.enable()
 
     gc.freeze()
     builtins.__import__ = quick_import

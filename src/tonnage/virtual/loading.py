@@ -58,6 +58,7 @@ def load() -> ctypes.PyDLL:
         ("pinned_peak", ctypes.c_uint64, None),
         ("is_known", ctypes.c_bool, [ctypes.c_void_p]),
         ("forget", None, [ctypes.c_void_p]),
+        ("mark_guessed", None, [ctypes.c_void_p]),
         ("law", ctypes.c_int32, [ctypes.c_void_p]),
         ("set_cudnn_version", ctypes.c_int, [ctypes.c_int64]),
         *((name, None, None) for name in ("start", "listen", "reset_host_stats", "empty_pinned_cache")),

@@ -34,7 +34,7 @@ class ModelledSession(Session):
         super().__init__(gpu, torch, torch_version, cards)
         version = version_pair(self.modelled)
         self.device = Device(gpu, version, AllocatorSettings.from_environment(os.environ, version))
-        self.stand_ins = StandIns(self.device.attribution.line)
+        self.stand_ins = StandIns(self.device.attribution.line, self.device.held)
         self.workspaces = Workspaces(self.device)
 
     @property

@@ -7,6 +7,7 @@ torch's own allocator on a CUDA build.
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tonnage.garbage import made_own_objects
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.records import Allocation, FailedRequest, Mark, MarkKind, SegmentAction, SegmentEvent
@@ -62,6 +63,7 @@ class RecordedDevice:
             who.phase, who.step, place.line, place.stack, shape, dtype,
         )  # fmt: skip
         self.allocations.append(allocation)
+        made_own_objects(1 if shape is None else 2)  # with its shape
         self.live[address] = allocation
         self.serials[address] = serial
         if not self.sequence & 1023:
@@ -98,6 +100,11 @@ class RecordedDevice:
         if self.attribution.host:
             self.attribution.host.card_used()
 
+    def held(self) -> tuple[int, int]:
+        """Return how many blocks were made so far, and the bytes that are held now."""
+        self.drain()
+        return len(self.allocations), self.memory_stats()["allocated_bytes.all.current"]
+
     def drain(self) -> None:
         """Process all pending events; only a device that keeps a log has some."""
 
@@ -106,6 +113,7 @@ class RecordedDevice:
     def mark(self, kind: MarkKind, name: str = "") -> None:
         """Record that a phase or step begins with the next event, or that the cache was emptied."""
         self.marks.append(Mark(self.sequence + 1, kind, name))
+        made_own_objects(1)
         if self.going_on is not None:
             self.going_on.check(kind)
 

@@ -56,7 +56,9 @@ def run_script(
     install_alone(session, patches)
     try:
         with redirection:
-            ending = run_as_main(program, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped,))
+            ending = run_as_main(
+                program, arguments, session.torch, quick_imports(), (Stopped,), session.stand_ins.explain
+            )
     finally:
         patches.undo()
         session.close()
@@ -79,6 +81,8 @@ def recorded(session: Session, ending: Ending, program: Program, arguments: Sequ
         outcome=ending.outcome, **header, exit_status=ending.exit_status, error=ending.error,
         ooms_caught=len(ooms) - (ending.outcome == "oom"),
     )  # fmt: skip
+    if ending.outcome == "depends":
+        recording.dependence = session.stand_ins.dependence
     if ending.outcome == "oom" and ooms:
         recording.oom = ooms[-1]
     return recording
@@ -104,9 +108,11 @@ class VirtualGpu:
         self._redirection.begin()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._session
         self._redirection.end()
+        if error is not None and (dependence := self._session.stand_ins.told_of(error)):
+            error.add_note(dependence)
         self._session.close()
         if self._redirection.writes and self._redirection.writes.files:
             sys.stderr.write(f"tonnage: {writes_sentence(self._redirection.writes, IN_PYTHON)}\n")

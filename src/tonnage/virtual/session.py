@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.allocator.settings import VARIABLES
+from tonnage.errors import RequestError
+from tonnage.garbage import watch_collections
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
@@ -59,6 +61,7 @@ class Session:
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
+        self._undo.append(watch_collections())
         # Imports torch, which must come after what replaces CUDA.
         from tonnage.virtual.compiling import source_of
 
@@ -142,5 +145,8 @@ def active() -> "ModelledSession":
 
 def version_pair(version: str) -> tuple[int, int]:
     """Return the major and minor version: "2.11.0" -> (2, 11)."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+    try:
+        major, minor = (int(number) for number in version.split(".")[:2])
+    except (ValueError, AttributeError):
+        raise RequestError(f"{version!r} is not a version of torch.", hint='Write it like "2.11".') from None
+    return major, minor

@@ -1,4 +1,4 @@
-from tonnage.explain.text.places import framework_words, place_of
+from tonnage.explain.text.places import framework_of, place_of
 
 PLAIN = [
     "Traceback (most recent call last):",
@@ -46,9 +46,9 @@ def test_the_innermost_telling_frame_wins() -> None:
 
 
 def test_advice_is_in_the_frameworks_words() -> None:
-    assert framework_words("File site-packages/transformers/trainer.py")["batch"] == "per_device_train_batch_size=1"
-    assert framework_words("vllm/v1/worker/gpu_worker.py")["name"] == "vLLM"
-    assert framework_words("")["name"] == "PyTorch"
+    assert framework_of("File site-packages/transformers/trainer.py").words["batch"] == "per_device_train_batch_size=1"
+    assert framework_of("vllm/v1/worker/gpu_worker.py").name == "vLLM"
+    assert framework_of("").name == "PyTorch"
 
 
 def test_steps_before_it_died_are_counted() -> None:

@@ -27,6 +27,7 @@ from fit.zoo.trainings import KINDS, Case, fp64_everywhere, seed
 from tonnage.errors import TonnageError
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.prove.proof import NotTheSame
 from tonnage.fit.stepping.batches import batch_rows
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
@@ -142,6 +143,8 @@ def _tried(kind: str, case: Case, plan: FitPlan) -> Outcome:
             clip_norm=case.clip_norm,
             plan=plan,
         )
+    except NotTheSame as error:  # the proof found what the steps below would have shown
+        return Outcome(f"NOT THE SAME: {error}", changes(before, case))
     except TonnageError as error:
         return Outcome(f"refused: {error}", changes(before, case))
     except Exception as error:

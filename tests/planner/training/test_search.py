@@ -12,11 +12,13 @@ from tonnage.clock.ranges import comparison_error
 from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
+from tonnage.planner.training.offers import offers
 from tonnage.planner.training.reasons import rejected
-from tonnage.planner.training.remedies import remedies
+from tonnage.planner.training.remedies import next_plan, remedies
 from tonnage.planner.training.request import Offload, TrainingRequest
-from tonnage.planner.training.search import PlanSearch, judge, search
+from tonnage.planner.training.search import PlanSearch, judge, plan_of, search
 from tonnage.planner.training.space import CHECKPOINTS, layouts, passes, shardings
+from tonnage.units import GIB
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +100,10 @@ def test_what_the_search_compares_is_the_budget(eight: PlanSearch, places: Offlo
     for sharding in shardings(eight.request, rows, places):
         asked = sharding.running("selective", "full").configuration
         budget = training_budget(eight.shape, asked, eight.cluster.gpu)
-        total_bytes, host_bytes = needed_bytes(eight.shape, asked, eight.cluster.gpu)
-        assert np.allclose(total_bytes, budget.total_bytes)
-        assert np.allclose(host_bytes, budget.host_bytes)
+        needed = needed_bytes(eight.shape, asked, eight.cluster.gpu)
+        assert np.allclose(needed.total_bytes, budget.total_bytes)
+        assert np.allclose(needed.host_bytes, budget.host_bytes)
+        assert np.allclose(needed.drive_bytes, budget.drive_bytes)
 
 
 def test_a_plan_is_what_the_formulas_say_of_it(eight: PlanSearch) -> None:
@@ -185,6 +188,74 @@ def test_the_host_must_hold_what_is_offloaded() -> None:
     assert all(plan.host_bytes <= plan.host_capacity_bytes for plan in found.alternatives if plan.fits)
     if found.best is None:
         assert found.closest.host_bytes > found.closest.host_capacity_bytes or not found.closest.fits
+
+
+# What is short in each: nothing, loading on the host, the host, and drives.
+SHORT = [
+    ("llama-3.1-70b", "8xh100", {"seq": 4096}, ""),
+    ("llama-3.1-70b", "8xh100", {"seq": 4096, "framework": "fsdp2", "tp": 1, "pp": 1, "cp": 1}, "loading on the host"),
+    ("llama-3.1-8b", "8xa100-40", {"seq": 2048, "offload": Offload("host", "host"), "zero": 3}, "host"),
+    ("llama-3.1-8b", "8xa100-40", {"seq": 2048, "offload": Offload("nvme", "nvme"), "zero": 3}, "drives"),
+]
+
+
+@pytest.mark.parametrize(("model", "gpus", "asked", "short"), SHORT)
+def test_the_search_and_each_of_its_plans_agree_on_what_fits(
+    model: str, gpus: str, asked: dict[str, Any], short: str
+) -> None:
+    cluster = find_cluster(gpus)
+    if short == "host":
+        cluster = cluster.with_host(memory_bytes=64 * GIB)
+    if short == "drives":
+        cluster = replace(cluster, host=replace(cluster.host, nvme_bytes=32 * GIB))
+    found = search(find_model(model), cluster, TrainingRequest(**asked))
+    assert found.fits == (not short) == found.closest.fits
+    assert not short or short in {demand.part for demand in found.closest.shortages}
+    looked = 0
+    for one in found.judged[:12]:
+        for row in range(0, one.family.size, max(one.family.size // 4, 1)):
+            plan = plan_of(found.shape, cluster, found.clock, one, row)
+            assert plan.fits == one.fits[row], plan.shortages
+            missing = sum(float(demand.missing_bytes) for demand in plan.shortages)
+            assert missing == pytest.approx(one.missing_bytes[row], abs=16)
+            looked += 1
+    assert looked > 10
+
+
+def test_what_cannot_be_loaded_is_not_chosen_where_something_else_can() -> None:
+    found = search(find_model("llama-3.1-70b"), find_cluster("8xh100"), TrainingRequest(seq=4096))
+    for plan in (found.closest, *found.alternatives, *found.front, *(offer.plan for offer in offers(found))):
+        assert not plan.shortages
+    fsdp2 = [one for one in found.judged if one.family.configuration.framework == "fsdp2"]
+    assert any((one.total_bytes <= found.cluster.gpu.memory_bytes).any() and not one.loads.all() for one in fsdp2)
+
+
+def test_the_closest_lacks_least_of_all_parts_together() -> None:
+    asked = TrainingRequest(seq=4096, framework="fsdp2", offload=Offload("host", "host"), tp=1, pp=1, cp=1)
+    found = search(find_model("llama-3.1-70b"), find_cluster("8xh100"), asked)
+    missing = sum(float(demand.missing_bytes) for demand in found.closest.shortages)
+    assert missing == pytest.approx(min(float(one.missing_bytes.min()) for one in found.judged), abs=16)
+
+
+def test_memory_that_host_and_gpu_share_holds_what_is_offloaded_too() -> None:
+    asked = TrainingRequest(seq=2048, offload=Offload("host"), zero=3, micro_batch=1, checkpoint="full")
+    small, large = (search(find_model(name), find_cluster("gb10"), asked) for name in ("llama-3.2-1b", "llama-3.1-8b"))
+    assert small.fits and small.closest.host_bytes > 0
+    assert [demand.part for demand in large.closest.shortages] == ["shared memory"]
+
+
+def test_a_host_that_is_too_small_is_remedied_by_a_larger_one() -> None:
+    cluster = find_cluster("8xh100").with_host(memory_bytes=300 * GIB)
+    asked = TrainingRequest(seq=2048, framework="fsdp2", zero=3, tp=1, pp=1, cp=1)
+    found = search(find_model("llama-3.1-8b"), cluster, asked)
+    assert [demand.part for demand in found.closest.shortages] == ["loading on the host"]
+    changes = remedies(found)
+    assert changes[0].flag == "--framework deepspeed"
+    assert any(change.flag.startswith("--host-memory ") for change in changes)
+    # Other cards are tried in hosts with the memory that was stated.
+    assert all(change.cluster.host.memory_bytes == 300 * GIB for change in changes if "--gpus" in change.flag)
+    following = next_plan(found, changes)
+    assert following is not None and following.plan.fits
 
 
 def test_nothing_fits_and_each_remedy_does() -> None:

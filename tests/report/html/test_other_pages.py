@@ -16,15 +16,16 @@ from tonnage.explain import compare, diagnose
 from tonnage.explain.diff import GrowthLimit
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
+from tonnage.planner.rl.search import RlRequest, plan_rl
 from tonnage.planner.serving.search import plan_serving
 from tonnage.planner.training.offers import offers
 from tonnage.planner.training.reasons import rejected
-from tonnage.planner.training.remedies import remedies
+from tonnage.planner.training.remedies import next_plan, remedies
 from tonnage.planner.training.request import TrainingRequest
 from tonnage.planner.training.search import search
 from tonnage.report.html import render_page
 from tonnage.report.html.diff_page import render_diff_page
-from tonnage.report.html.plan_page import render_plan_page, render_serving_page
+from tonnage.report.html.plan_page import render_plan_page, render_rl_page, render_serving_page
 from tonnage.report.plans.training import TrainingAnswer
 from tonnage.report.runs.diff import ComparedRuns
 
@@ -45,7 +46,9 @@ def explain_page() -> str:
 def plan_page(model: str, gpus: str) -> str:
     findings = search(find_model(model), find_cluster(gpus), TrainingRequest(seq=4096))
     changes = [] if findings.fits else remedies(findings)
-    return render_plan_page(TrainingAnswer(findings, rejected(findings), changes, offers(findings)))
+    following = next_plan(findings, changes)
+    answer = TrainingAnswer(findings, rejected(findings), changes, offers(findings), next_plan=following)
+    return render_plan_page(answer)
 
 
 def serving_page(gpus: str) -> str:
@@ -55,6 +58,11 @@ def serving_page(gpus: str) -> str:
     )
 
 
+def rl_page(gpus: str) -> str:
+    training = TrainingRequest(seq=1, tp=1, pp=1, cp=1)
+    return render_rl_page(plan_rl(find_model("qwen2.5-7b"), find_cluster(gpus), RlRequest(training=training)))
+
+
 PAGES = {
     "diff": diff_page,
     "explain": explain_page,
@@ -62,6 +70,8 @@ PAGES = {
     "plan that does not fit": lambda: plan_page("llama-3.1-70b", "rtx-4090"),
     "serve": lambda: serving_page("h200"),
     "serve that does not fit": lambda: serving_page("t4"),
+    "rl": lambda: rl_page("8xh100"),
+    "rl that does not fit": lambda: rl_page("rtx-4090"),
 }
 
 
@@ -108,6 +118,71 @@ def test_a_phone_shows_what_grew_without_scrolling(browser: Browser, tmp_path: P
         "Math.max(...[...document.querySelectorAll('.growths [data-bytes]')].map(e => e.getBoundingClientRect().right))"
     )
     assert 0 < browser.evaluate(ends) <= 400
+
+
+# Cells whose words do not lie within the window or within the part of their table that is seen.
+CLIPPED = """
+[...document.querySelectorAll("td, th")].filter((n) => n.checkVisibility() && n.textContent).flatMap((n) => {
+  const where = document.createRange(), seen = n.closest(".scroll")?.getBoundingClientRect();
+  where.selectNodeContents(n);
+  const words = where.getBoundingClientRect();
+  const right = Math.min(innerWidth, seen ? seen.right : innerWidth) + 0.5;
+  return words.left < 0 || words.right > right ? [[n.textContent, words.left, words.right, right]] : [];
+})
+"""
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+@pytest.mark.parametrize("width", [400, 1200])
+def test_no_cell_is_clipped(browser: Browser, page: str, tmp_path: Path, width: int) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    browser.resize(width, 900)
+    browser.open(file)
+    browser.evaluate("document.querySelectorAll('details').forEach((each) => each.setAttribute('open', ''))")
+    assert browser.evaluate(CLIPPED) == []
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+def test_what_a_layout_lacks_is_seen_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    found = plan_serving(
+        find_model("llama-3.1-70b"), find_cluster("4xh100"), ServingConfiguration(context=32768, users=64)
+    )
+    file = tmp_path / "page.html"
+    file.write_text(render_serving_page(found), encoding="utf-8")
+    browser.resize(400, 900)
+    browser.open(file)
+    assert browser.evaluate(CLIPPED) == []
+    cells = browser.evaluate("[...document.querySelectorAll('#layouts td:last-child')].map(n => n.innerText)")
+    assert cells and all(cell.startswith("lacks ") and cell.endswith(" GiB") for cell in cells)
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_peak_s_words_cover_no_others(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Whether or not it died, wherever the card's limit lies above the peak, and wherever the peak lies in time."""
+    for name, recording in (("died", training_run(gpu="t4", batch=64)), ("fits", training_run(steps=3))):
+        file = tmp_path / f"{name}.html"
+        file.write_text(render_page(recording), encoding="utf-8")
+        browser.resize(width, 900)
+        browser.open(file)
+        crossed = browser.evaluate("""
+            (() => {
+              const found = [], peak = run.allocated[pointAt(run.peak)];
+              for (let more = 0; more <= 30; more += 1) for (const part of [1, 0.7, 0.4]) {
+                run.ceiling = peak * (1 + more / 50);
+                const to = Math.max(run.events * part, run.peak + 1);
+                const { words } = drawPlot(plot, { from: 0, to }, null, null, null);
+                words.forEach((one, at) => words.slice(at + 1).forEach((other) => {
+                  const apart = one.left >= other.right || other.left >= one.right || one.top >= other.bottom;
+                  if (!apart && other.top < one.bottom) found.push([more, part, one, other]);
+                }));
+                if (words.length < 2) found.push([more, part, "no words"]);
+              }
+              return found;
+            })()
+        """)
+        assert crossed == []
 
 
 @pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)

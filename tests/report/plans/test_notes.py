@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tonnage.budget.demands import shortages
 from tonnage.budget.loading import training_loading
 from tonnage.budget.training.configuration import Configuration
 from tonnage.hardware import find_cluster
@@ -20,6 +21,8 @@ from tonnage.report.plans.notes import (
     loading_figures,
     loading_words,
     part_words,
+    shortage_figures,
+    shortage_words,
 )
 
 
@@ -71,19 +74,20 @@ def test_figures_are_those_of_the_plan() -> None:
 def test_a_host_that_is_too_small_is_told_with_what_to_do() -> None:
     cluster = find_cluster("8xh100").with_host(memory_bytes=128 * 2**30)
     loading = training_loading(find_model("llama-3.1-8b"), Configuration(data=8), cluster)
-    line, warning = loading_words(loading, cluster)
-    assert line.startswith("loading: 239.3 GiB of a host's 128, ")
-    assert warning.startswith("loading does not fit the host: ")
-    figures = loading_figures(loading, cluster)
+    assert loading_words(loading, cluster).startswith("loading: 239.3 GiB of a host's 128, ")
+    lacking = shortages(loading.demands(cluster))
+    (reason,) = shortage_words(lacking, loading)
+    assert reason.startswith("loading needs 239.3 GiB of a host's memory, which has 128.0 GiB: load onto the card")
+    figures = loading_figures(loading, cluster, lacking)
     assert not figures["fits"] and sum(figures["host_bytes_by_rank"]) == figures["host_bytes"]
+    (short,) = shortage_figures(lacking)
+    assert short["part"] == "loading on the host" and short["needed_bytes"] == figures["host_bytes"]
 
 
 def test_pages_of_files_are_not_the_host_s_own() -> None:
     cluster = find_cluster("h100")
-    words = list(
-        loading_words(training_loading(find_model("llama-3.1-8b"), Configuration(lora_rank=16), cluster), cluster)
-    )
-    assert len(words) == 1 and "file cache for 15.0 GiB" in words[0]
+    loading = training_loading(find_model("llama-3.1-8b"), Configuration(lora_rank=16), cluster)
+    assert "file cache for 15.0 GiB" in loading_words(loading, cluster)
 
 
 def test_images_and_frozen_parts_are_said() -> None:

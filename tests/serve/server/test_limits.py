@@ -10,27 +10,36 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"),
-    ("GET", "/health"),
-    ("GET", "/metrics"),
     ("GET", "/ledger"),
-    ("GET", "/version"),
     ("GET", "/no/such/route"),
+    ("GET", "/health/"),
+    ("GET", "//health"),
+    ("GET", "/v1/../health/x"),
 ]
+OPEN_ROUTES = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version"), ("GET", "/metrics")]
 
 
 @pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic right"},
                                    {"Authorization": "right"}, {"Authorization": "Bearer"}])  # fmt: skip
-def test_every_route_asks_for_the_key(given: dict[str, str]) -> None:
+def test_routes_ask_for_the_key(given: dict[str, str]) -> None:
     with serving(FakeEngine(), keys=["right"]) as live:
         for method, path in ROUTES:
             answer = httpx.request(method, live.url + path, headers=given)
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key", path
 
 
+@pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer right"}])
+def test_probes_and_metrics_need_no_key(given: dict[str, str]) -> None:
+    with serving(FakeEngine(), keys=["right"]) as live:
+        for method, path in OPEN_ROUTES:
+            answer = httpx.request(method, live.url + path, headers=given)
+            assert answer.status_code == 200, path
+
+
 def test_any_of_the_keys_opens() -> None:
     with serving(FakeEngine(), keys=["right", "other"]) as live:
         for key in ("right", "other"):
-            answer = httpx.get(f"{live.url}/health", headers={"Authorization": f"bearer {key}"})
+            answer = httpx.get(f"{live.url}/v1/models", headers={"Authorization": f"bearer {key}"})
             assert answer.status_code == 200
 
 

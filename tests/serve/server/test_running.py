@@ -1,6 +1,8 @@
 import asyncio
 import io
 import socket
+import threading
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from serve.server.fake_engine import FakeEngine
 from serve.server.live import serving, until
 from tonnage.errors import RequestError
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.server.running import _load, _shown, listen, serve
+from tonnage.serve.server.running import _load, _shown, listen, serve, url_of
 from tonnage.serve.stats import EngineState
 
 
@@ -34,6 +36,38 @@ def test_the_loopback_of_ipv6() -> None:
         pytest.skip("no IPv6 here")
     with bound:
         assert bound.family == socket.AF_INET6
+
+
+def test_it_is_ready_when_connections_are_accepted() -> None:
+    bound = listen("127.0.0.1", 0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(bound.getsockname(), timeout=5)
+    seen: list[str] = []
+
+    async def play() -> None:
+        def ready() -> None:
+            with socket.create_connection(bound.getsockname(), timeout=5):
+                seen.append(url_of("127.0.0.1", bound))
+            serving.cancel()
+
+        words: Any = {"keys": [], "drain_s": 1.0, "watch_s": None, "stream": io.StringIO(), "ready": ready}
+        serving = asyncio.create_task(serve(FakeEngine(), "tiny", bound, **words))
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+    assert seen == [f"http://127.0.0.1:{bound.getsockname()[1]}"]
+    assert url_of("::1", bound).startswith("http://[::1]:")
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_said_in_words() -> None:
+    first = listen("127.0.0.1", 0)
+    second = listen(*first.getsockname())  # neither listens yet
+    first.listen()
+    worker_threads = threading.active_count()
+    words: Any = {"keys": [], "drain_s": 1.0, "watch_s": 1.0, "stream": io.StringIO()}
+    with first, second, pytest.raises(RequestError, match=f"port {first.getsockname()[1]}: Address already in use"):
+        asyncio.run(serve(FakeEngine(), "tiny", second, **words))
+    assert threading.active_count() == worker_threads
 
 
 def test_an_idle_server_stops_at_once() -> None:

@@ -85,6 +85,11 @@ def test_following_values_leaves_no_references_behind(tmp_path: Path) -> None:
     assert "allocations 8\nknown 5\n" in done.stdout, done.stdout[:500] + done.stderr[-2000:]  # as on a real card
 
 
+def test_cycles_that_hold_tensors_are_collected_as_often_as_without_us(tmp_path: Path) -> None:
+    done = run("--gpu", "h200", ROOT / "tests" / "virtual" / "scripts" / "offloads.py", folder=tmp_path)
+    assert int(done.stdout.split("at once ")[1].split()[0]) > 20, done.stderr[-2000:]
+
+
 def test_graphs_streams_and_events(tmp_path: Path) -> None:
     done = run("--gpu", "h200", SCRIPTS / "graphs.py", folder=tmp_path)
     assert "graphs ran" in done.stdout, done.stderr[-2000:]
@@ -110,6 +115,8 @@ def test_blocks_know_what_they_are_for(answers: "dict[str, Future[dict[str, Any]
     assert said["peak"]["phase"] == "forward" and said["peak"]["line"].startswith("mlp_train.py:")
     by_category = said["ledger"]
     assert by_category["parameters"] == by_category["gradients"] == by_category["optimizer_states"] / 2
+    # cuBLAS's for the main thread and for backward's, and cuBLASLt's for the main thread.
+    assert by_category["workspace"] == 2 * (32 << 20) + (1 << 20)
 
 
 def test_a_card_that_is_too_small_says_so_in_pytorchs_words(tmp_path: Path) -> None:

@@ -107,6 +107,23 @@ def test_copies_take_as_long_as_the_link_needs(card: Card) -> None:
     assert card.core.tn_event_elapsed_ms(begin, card.event(stream)) == pytest.approx(1000, rel=0.01)
 
 
+def test_the_host_waits_for_a_copy_to_memory_that_is_not_pinned(card: Card) -> None:
+    card.core.tn_take_memory.restype = card.core.tn_host_alloc.restype = ctypes.c_void_p
+    stream, size = card.stream(), ctypes.c_size_t(64 << 20)
+    on_card = ctypes.c_void_p(card.core.tn_take_memory(0, ctypes.c_int64(size.value)))
+    pinned = ctypes.c_void_p(card.core.tn_host_alloc(size, 1))
+    pageable = ctypes.create_string_buffer(1)
+
+    def is_done_after_copy(target: object, source: object) -> bool:
+        card.core.tn_queue_copy(stream, target, source, size)
+        return card.is_done(card.event(stream))
+
+    assert not is_done_after_copy(pinned, on_card)
+    assert is_done_after_copy(pageable, on_card)
+    assert not is_done_after_copy(on_card, pageable)
+    card.core.tn_host_free(pinned)
+
+
 def test_the_first_launch_of_a_kernel_costs_the_host_more(card: Card) -> None:
     stream, other, kernel = card.stream(), card.stream(), ctypes.create_string_buffer(1)
 

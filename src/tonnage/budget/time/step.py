@@ -114,7 +114,7 @@ class StepClock:
         if config.paged:
             # Paged optimizer states cross the host link for their update.
             size = total(term for term in stage.kept if term.category is Category.OPTIMIZER_STATES)
-            needed, _ = needed_bytes(shape, config, gpu)
+            needed = needed_bytes(shape, config, gpu).total_bytes
             away = np.clip(size + needed - gpu.memory_bytes, 0.0, size)
             link = self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling
             moved = moved._replace(step_s=moved.step_s + 2 * away / link)

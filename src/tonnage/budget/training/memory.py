@@ -38,6 +38,7 @@ class TrainingBudget:
     moment: NDArray[np.intp]  # index of the peak, per configuration
     host_bytes: Quantity
     pinned_bytes: Quantity
+    drive_bytes: Quantity = 0.0
 
     @property
     def total_bytes(self) -> Quantity:
@@ -98,16 +99,25 @@ def training_budget(
     sizes = ((term, np.asarray(term.size_bytes, dtype=float)) for term in terms)
     plain = tuple(replace(term, size_bytes=size if size.ndim else float(size)) for term, size in sizes)
     names = tuple(moment.name for moment in seen)
-    return TrainingBudget(plain, names, peak, host.host_bytes, host.pinned_bytes)
+    return TrainingBudget(plain, names, peak, host.host_bytes, host.pinned_bytes, host.drive_bytes)
 
 
-def needed_bytes(shape: ModelShape, config: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
-    """Return `total_bytes` and `host_bytes` without building terms, as a search needs them."""
+class Needs(NamedTuple):
+    """What one GPU's rank needs: bytes on the card, on the host and on the host's drives."""
+
+    total_bytes: Quantity
+    host_bytes: Quantity
+    drive_bytes: Quantity
+
+
+def needed_bytes(shape: ModelShape, config: Configuration, gpu: Gpu) -> Needs:
+    """Return the sizes of a budget without building terms, as a search needs them."""
     ends = list(stages(shape, config))
     seen, all_stay = _seen(ends), not config.offloads
     held = [total(term for term in moment.terms if all_stay or stays(term, config)) for moment in seen]
     beside = (workspace(gpu, config.framework), context(gpu), nccl(config))
-    return functools.reduce(np.maximum, held) + total(beside), _host(seen, ends[0]).host_bytes
+    host = _host(seen, ends[0])
+    return Needs(functools.reduce(np.maximum, held) + total(beside), host.host_bytes, host.drive_bytes)
 
 
 def _seen(ends: Sequence[StageShare]) -> list[StepMoment]:
@@ -121,16 +131,17 @@ def _seen(ends: Sequence[StageShare]) -> list[StepMoment]:
 
 
 class HostBytes(NamedTuple):
-    """Bytes on the host, and how many of them must be pinned for transfers to overlap."""
+    """Bytes on the host, how many of them must be pinned for transfers to overlap, and bytes on its drives."""
 
     host_bytes: Quantity
     pinned_bytes: Quantity
+    drive_bytes: Quantity
 
 
 def _host(seen: Sequence[StepMoment], stage: StageShare) -> HostBytes:
     """Return the most host memory of any moment."""
     if not stage.configuration.offloads:
-        return HostBytes(0.0, 0.0)
+        return HostBytes(0.0, 0.0, 0.0)
     kept = stage.kept_parameters, stage.gradients
     found = [host_memory(moment.terms, *kept, stage.configuration) for moment in seen]
     return HostBytes(*(np.max(np.stack(np.broadcast_arrays(*sizes)), axis=0)[()] for sizes in zip(*found, strict=True)))
@@ -144,21 +155,23 @@ def host_memory(terms: Sequence[Term], parameters: Sequence[Term], gradients: Te
     """
     host: Quantity = 0.0
     pinned: Quantity = 0.0
+    drives: Quantity = 0.0
     for term in terms:
         place, size = _place(term, config), term.size_bytes
         if place == "gpu" or term.name == "gradients":
             continue
         if place == "nvme":
+            drives = drives + size
             size = np.minimum(size, float(NVME_BUFFERS * NVME_BUFFER_BYTES))
         host = host + size
         # Parameters and activations are transferred in every pass, so they are pinned.
         pinned = pinned + (size if place == "nvme" or term.category is not Category.OPTIMIZER_STATES else 0.0)
     if config.optimizer_place == "gpu":
-        return HostBytes(host, pinned)
+        return HostBytes(host, pinned, drives)
     exchanged = gradients.size_bytes
     if not config.master_bytes and config.parameter_place != "host":
         exchanged = exchanged + total(term for term in parameters if not term.name.startswith("frozen"))
-    return HostBytes(host + exchanged, pinned + exchanged)
+    return HostBytes(host + exchanged, pinned + exchanged, drives)
 
 
 def stays(term: Term, config: Configuration) -> bool:

@@ -4,8 +4,11 @@ What one iteration allocates and is still alive two iterations later was kept. A
 one whose older blocks are freed as new ones come (a buffer of fixed length) does not. Blocks freed many iterations at
 once wait for the garbage collector in a reference cycle. Parameters and optimizer states are meant to stay.
 
+Only iterations that do the same work are compared: loading a model is none, one call of `generate` is one, and what a
+run kept in a few early iterations and never again (a survey, a warm-up) does not grow.
+
 Caches that grow by concatenation allocate a longer block and free the previous one, so nothing is kept twice; the sizes
-show it.
+show it. A cache kept as a list is concatenated at every token, and that block grows by what was kept.
 """
 
 from bisect import bisect_right
@@ -18,6 +21,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.fixes import Cause, Finding, Fix, Guilty, finding, fix_of, guilty_lines
 from tonnage.explain.rewriting import Rewrite, resized
 from tonnage.explain.source import KeepingStatement, Source
+from tonnage.explain.words import trains
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.recording.loops import ENOUGH
@@ -38,6 +42,11 @@ _QUARTERS = 4
 _MUCH_SHARE = 0.5
 _FATAL_SHARE = 0.25
 _BOUND_SHARE = 0.5
+# A run that completed grows if a line left something behind in as many iterations, the last of them recently: within
+# this many times the longest gap between two of them.
+_ENOUGH_KEPT, _RECENT_GAPS = 3, 2
+_JOINS = ("cat", "stack")
+_GROWN_SHARE = 0.5
 _AT_ONCE = 2  # layers whose cache is on the GPU while the others' is on the host
 _HOW = "a static or sliding-window cache of half the length reached"
 
@@ -79,18 +88,19 @@ def leak(case: Case) -> Finding | None:
         held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
         sentence = f"{made}, until those of many turns are freed together: {held}"
     else:
-        sentence = f"{made}: {_holder(kept, keeper, lines)}"
-    cause: Cause = "unbounded-cache" if _is_cache(kept) else "leak"
+        sentence = f"{made}: {_holder(case, kept, keeper, lines)}"
+    cause: Cause = "unbounded-cache" if _is_cache(case, kept) else "leak"
     fix = _fix(case, kept, keeper)
     return Finding(cause, sentence, size, cause, size, lines, (fix,) if fix else ())
 
 
 def kept_blocks(case: Case) -> LeftBehind | None:
     """Return the blocks left behind at the decisive moment, or at the last request if there are more."""
-    if len(case.turns) < (ENOUGH - 1 if case.death else ENOUGH):
+    turns = case.comparable_turns
+    if len(turns) < (ENOUGH - 1 if case.death else ENOUGH):
         return None
     last = case.moment if case.death else max(a.born for a in case.recording.allocations)
-    starts = [start for start in case.turns if start <= last]
+    starts = [start for start in turns if start <= last]
     overdue: list[Allocation] = []
     # Blocks still alive two iterations later, with their iteration, by what made them.
     edges = [*starts, last]
@@ -106,15 +116,31 @@ def kept_blocks(case: Case) -> LeftBehind | None:
     for members in found.values():
         # They accumulate iteration after iteration, or are freed many iterations at once.
         dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
-        together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
+        together = bool(dead) and len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
         leaks = together or len(dead) <= _BOUNDED_SHARE * len(members)
-        if leaks and len({turn for turn, _ in members}) >= _LEAST_TURNS:
-            overdue += [a for _, a in members]
+        kept_in = sorted({turn for turn, _ in members})
+        if not leaks or len(kept_in) < _LEAST_TURNS:
+            continue
+        if case.death is None and not together and not _goes_on(kept_in, last_judged=len(edges) - 3):
+            continue
+        overdue += [a for _, a in members]
     alive = max((_alive(overdue, moment) for moment in (last, case.moment)), key=_size)
-    turns = len({bisect_right(starts, a.born) for a in alive})
-    if turns >= _LEAST_TURNS:
-        return LeftBehind(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
+    kept_turns = len({bisect_right(starts, a.born) for a in alive})
+    if kept_turns >= _LEAST_TURNS:
+        in_cycle = 2 * len(_alive(overdue, last)) < len(overdue)
+        return LeftBehind(alive, {a.index for a in overdue}, kept_turns, in_cycle)
     return _graph_of_last_turn(case) if case.death else None
+
+
+def _goes_on(kept_in: list[int], last_judged: int) -> bool:
+    """Say whether iterations with these numbers show that the next ones leave something behind too.
+
+    `last_judged` is the last iteration whose blocks could be overdue: what the two after it made may still be freed.
+    """
+    if len(kept_in) < _ENOUGH_KEPT:
+        return False
+    longest_gap = max(later - earlier for earlier, later in pairwise(kept_in))
+    return last_judged - kept_in[-1] <= _RECENT_GAPS * longest_gap
 
 
 def _alive(blocks: list[Allocation], moment: int) -> list[Allocation]:
@@ -127,7 +153,7 @@ def _size(blocks: list[Allocation]) -> int:
 
 def _graph_of_last_turn(case: Case) -> LeftBehind | None:
     """Return the first iteration's saved tensors if the run failed in the second while most were still alive."""
-    starts = [start for start in case.turns if start <= case.moment]
+    starts = [start for start in case.comparable_turns if start <= case.moment]
     if len(starts) < 2:
         return None
     begin, end = starts[-2:]
@@ -145,8 +171,31 @@ def _is_forward(a: Allocation) -> bool:
     return a.category is Category.ACTIVATIONS and a.phase == "forward"
 
 
-def _is_cache(kept: LeftBehind) -> bool:
-    return _size([a for a in kept.blocks if a.category is Category.KV_CACHE]) > kept.size_bytes / 2
+def _is_cache(case: Case, kept: LeftBehind) -> bool:
+    """Say whether most of it is a KV cache, by category, or because it is concatenated to a longer block at every token."""
+    if _size([a for a in kept.blocks if a.category is Category.KV_CACHE]) > kept.size_bytes / 2:
+        return True
+    # In a training, losses or replayed data may be concatenated too.
+    return not trains(case.recording) and _grows_by_joining(case, kept)
+
+
+def _grows_by_joining(case: Case, kept: LeftBehind) -> bool:
+    """Say whether concatenations became longer from iteration to iteration, by half of what was kept or more."""
+    turns = case.comparable_turns
+    largest: dict[tuple[str, str], dict[int, int]] = {}
+    for a in case.recording.allocations:
+        if a.operator.removeprefix("aten::") in _JOINS:
+            by_turn = largest.setdefault((a.line, a.module), {})
+            turn = bisect_right(turns, a.born)
+            by_turn[turn] = max(by_turn.get(turn, 0), a.requested_bytes)
+    kept_in = {bisect_right(turns, a.born) for a in kept.blocks}
+    grown = 0
+    for by_turn in largest.values():
+        sizes = [by_turn[turn] for turn in sorted(by_turn) if turn in kept_in]
+        if len(sizes) >= _ENOUGH_KEPT and all(before < after for before, after in pairwise(sizes)):
+            grown += sizes[-1] - sizes[0]
+    later = _size([a for a in kept.blocks if bisect_right(turns, a.born) > min(kept_in)])
+    return grown > 0 and grown >= _GROWN_SHARE * later
 
 
 def _keeps_graph(kept: LeftBehind) -> bool:
@@ -187,11 +236,15 @@ def _lines_of(kept: LeftBehind) -> Iterator[str]:
 
 def kept_words(case: Case, kept: LeftBehind) -> str:
     """Say which line keeps what, like "train.py:31 keeps a graph that backward would have freed"."""
-    return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
+    return _holder(case, kept, _keeper(case, kept), guilty_lines(kept.blocks))
 
 
-def _holder(kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
-    what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
+def _holder(case: Case, kept: LeftBehind, keeper: KeepingStatement | None, lines: tuple[Guilty, ...]) -> str:
+    what = "what it made"
+    if _is_cache(case, kept):
+        what = "a cache that grows with the sequence"
+    elif _keeps_graph(kept):
+        what = "a graph that backward would have freed"
     if keeper:
         return f"{'the hook at ' if keeper.is_hook else ''}{keeper.line} keeps {what}"
     # The innermost line under which most kept bytes were allocated, if stacks are known.
@@ -218,7 +271,7 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
     where = f" at {keeper.line}" if keeper else ""
     if kept.in_cycle:
         how = "break the cycle (weakref), or gc.collect() after each step"
-    elif _is_cache(kept):
+    elif _is_cache(case, kept):
         how = f"give the cache a length{where}"
     elif _keeps_graph(kept):
         how = f"keep loss.detach() or loss.item(), not the loss{where}"
@@ -229,8 +282,9 @@ def _fix(case: Case, kept: LeftBehind, keeper: KeepingStatement | None) -> Fix |
 
 def _due(case: Case, kept: LeftBehind) -> dict[int, int]:
     """Return by block when the next iteration begins, or when backward would free a graph: in reverse order of allocation."""
-    ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
-    due = {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
+    turns = case.comparable_turns
+    ends = {a.index: bisect_right(turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
+    due = {index: turns[end] for index, end in ends.items() if end < len(turns)}
     if not _keeps_graph(kept):
         return due
     makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}

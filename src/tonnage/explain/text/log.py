@@ -6,26 +6,19 @@ episodes the last one counts, and its first message.
 
 import codecs
 import re
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, BinaryIO
+from functools import cached_property
+from typing import BinaryIO
 
-_DATA = Path(__file__).parent / "data"
+from tonnage.explain.text.tables import events
+
 _LONGEST_LINE = 16_384
 _AROUND, _LONGEST_FRAME = 3000, 500
 _BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
 _MOST_CHARACTERS = 200_000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-@cache
-def table(name: str) -> dict[str, Any]:
-    """Return a file of the folder `data`."""
-    return tomllib.loads((_DATA / f"{name}.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -74,12 +67,12 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
         if kept and is_shortage(episode):
             found, count = episode, count + 1
 
-    events = table("words")["events"]
+    known_events = events()
     # Log entries may hold a traceback on one line, with escaped newlines.
     single = (part for line in lines for part in (line.split("\\n") if "Traceback" in line else [line]))
     for number, raw in enumerate(single, 1):
         lower = raw.lower()
-        at = next((lower.find(event) for event in events if event in lower), -1)
+        at = next((lower.find(event) for event in known_events if event in lower), -1)
         is_event = at >= 0
         # Of a long line, keep the surroundings of a message or frame.
         piece = raw[max(0, at - _AROUND) : at + _AROUND] if is_event else raw[:_LONGEST_FRAME]

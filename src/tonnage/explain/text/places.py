@@ -6,10 +6,8 @@ It reads Python's tracebacks, rich's boxes and IPython's, and knows the settings
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from tonnage.explain.text.log import table
+from tonnage.explain.text.tables import Framework, OperatorRow, frameworks, operators, phases
 
 _FRAMES = (
     re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d+), in (?P<function>[\w.<>]+)'),
@@ -23,6 +21,9 @@ _MESSAGE = re.compile(r"Error\b.*(?:out of memory|Allocation on device)", re.IGN
 _TRAINS = re.compile(
     r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
 )
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:/")
+# A call of the closure, or a function that is one.
+_CLOSURE = re.compile(r":(?:optimizer_)?closure\b|:_wrap_closure\b|= closure\(\)$")
 _STEPS = re.compile(r"(?<!\d)(\d{1,9})/(\d{1,9}) \[\d|\b(?:step|iter(?:ation)?)s?[ =:\[]+(\d{1,9})\b", re.IGNORECASE)
 # Progress bars that do not count steps.
 _OTHER_BARS = re.compile(r"load|fetch|shard|component|^map|filter|token|generating|pulling", re.IGNORECASE)
@@ -44,29 +45,25 @@ class TracebackFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedOperator:
-    """What the innermost informative frame was doing, and the cause that this implies."""
-
-    name: str
-    cause: str
-    says: str
-    steps: list[str]
-    least_share: float
-
-
-@dataclass(frozen=True, slots=True)
 class FailurePlace:
     """Where it failed, as far as the text says."""
 
     frames: tuple[TracebackFrame, ...]
     phase: str
-    operator: FailedOperator | None
+    operator: OperatorRow | None
     steps: int | None
 
     @property
     def is_training(self) -> bool:
         """Whether a frame of a training loop is in the traceback."""
         return any(_TRAINS.search(frame.words) for frame in self.frames)
+
+    @property
+    def system(self) -> str:
+        """The system that the paths of the traceback are of: "Windows", "POSIX", or empty if they do not say."""
+        if any(_WINDOWS_PATH.match(frame.file) for frame in self.frames):
+            return "Windows"
+        return "POSIX" if any(frame.file.startswith("/") for frame in self.frames) else ""
 
     @property
     def own_frame(self) -> TracebackFrame | None:
@@ -79,14 +76,11 @@ class FailurePlace:
 def place_of(lines: Sequence[str]) -> FailurePlace:
     """Read the last traceback of a text."""
     frames = _frames(lines)
-    words = [frame.words for frame in frames]
+    words = [frame.words for frame in _within_closure(frames)]
     # From the inside out: a softmax says more than the loop around it.
-    inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
-    operator = None
-    if inner:
-        known = (inner["name"], inner["cause"], inner["says"], inner["steps"])
-        operator = FailedOperator(*known, inner.get("least_share", 0.0))
-    phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
+    rows = (row for text in reversed(words) for row in operators() if row.pattern.search(text))
+    operator = next(rows, None)
+    phase = next((row.name for row in phases() if any(map(row.pattern.search, words))), "")
     counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
     counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
     return FailurePlace(tuple(frames), phase, operator, max(counts, default=None))
@@ -112,19 +106,21 @@ def _frames(lines: Sequence[str]) -> list[TracebackFrame]:
     return frames[::-1] if any(line.startswith("Exception has occurred") for line in lines) else frames
 
 
-def framework_words(text: str) -> dict[str, Any]:
-    """Return the texts for the framework that a text names, else PyTorch's."""
-    rows = table("frameworks")["frameworks"]
-    found: dict[str, Any] = next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
-    return found
+def _within_closure(frames: list[TracebackFrame]) -> list[TracebackFrame]:
+    """Return the frames inside the closure that an optimizer's step calls, as Lightning's does, else all frames.
+
+    The step around a closure has not begun: forward and backward run within it.
+    """
+    calls = [place for place, frame in enumerate(frames) if _CLOSURE.search(frame.words)]
+    inner_frames = frames[calls[-1] + 1 :] if calls else []
+    return inner_frames or frames
 
 
-def steps_of(cause: str) -> list[str]:
+def framework_of(text: str) -> Framework:
+    """Return the framework that a text names, else PyTorch."""
+    return next(row for row in frameworks() if row.mark.search(text))
+
+
+def steps_of(cause: str) -> tuple[str, ...]:
     """Return what to do about a cause, from the first place that implies it."""
-    steps: list[str] = next(row["steps"] for _, row in _rows("operators") if row["cause"] == cause)
-    return steps
-
-
-@cache
-def _rows(kind: str) -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(row["pattern"]), row) for row in table("places")[kind]]
+    return next(row.steps for row in operators() if row.cause == cause)

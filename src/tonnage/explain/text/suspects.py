@@ -9,17 +9,16 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-from tonnage.explain.text.log import Episode, table
+from tonnage.explain.text.devices import unified_device
+from tonnage.explain.text.log import Episode
 from tonnage.explain.text.numbers import MessageNumbers
 from tonnage.explain.text.places import FailurePlace, steps_of
+from tonnage.explain.text.tables import Certainty, cause_texts, messages
 from tonnage.hardware import all_gpus
 from tonnage.units import GIB, format_bytes, percent
-
-Certainty = Literal["certain", "likely", "possible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,7 @@ class Suspect:
     @property
     def title(self) -> str:
         """The cause in words."""
-        title: str = table("causes")[self.cause]["title"]
-        return title
+        return cause_texts()[self.cause].title
 
 
 class Said(NamedTuple):
@@ -46,16 +44,19 @@ class Said(NamedTuple):
     speaker: str
     is_alone: bool
     suspect: Suspect
+    phase: str
+    figures: dict[str, str]
 
 
 def said_in(episode: Episode) -> list[Said]:
     """Return every entry that matches an episode, in the order of the file: the more specific first."""
     found = []
-    for pattern, row in _entries():
-        if row.get("whole_line"):
-            match = next((m for line in episode.lines if (m := pattern.fullmatch(line.strip()))), None)
+    for row in messages():
+        if row.whole_line:
+            matches = (row.pattern.fullmatch(line.strip()) for line in episode.lines)
+            match = next(filter(None, matches), None)
         else:
-            match = pattern.search(episode.text)
+            match = row.pattern.search(episode.text)
         if match is None:
             continue
         figures = {name: value[:40] for name, value in match.groupdict().items() if value}
@@ -64,11 +65,10 @@ def said_in(episode: Episode) -> list[Said]:
                 number = int(digits[:20])
                 size = f"{number / GIB:.2f} GiB ({number:,} bytes)"
                 figures[name] = size if name.startswith("bytes") else f"{number:,}"
-        steps = tuple(filter(None, (_filled(step, figures) for step in row["steps"])))
-        plainly = row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
-        says = _filled(row["says"], figures) or plainly
-        suspect = Suspect(row["cause"], row["certainty"], says, row["unproved"], steps)
-        found.append(Said(row["id"], row["speaker"], row.get("alone", False), suspect))
+        steps = tuple(filter(None, (_filled(step, figures) for step in row.steps)))
+        says = _filled(row.says, figures) or row.says_plainly
+        suspect = Suspect(row.cause, row.certainty, says, row.unproved, steps)
+        found.append(Said(row.id, row.speaker, row.alone, suspect, row.phase, figures))
     return found
 
 
@@ -80,12 +80,9 @@ def _filled(words: str, figures: dict[str, str]) -> str:
         return ""
 
 
-@cache
-def _entries() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    return [(re.compile(row["pattern"]), row) for row in table("words")["words"]]
-
-
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
+# What a message says if it knows nothing more precise: of equal certainty the place comes first.
+_UNSPECIFIC = ("capacity", "no-numbers")
 # A context and its libraries; a desktop beside them on a small card.
 _CONTEXT_BYTES = GIB
 # Shares of a card, or of reserved memory, above which something counts as most, much or some.
@@ -99,16 +96,30 @@ _SERIES = (
     re.compile(r"\bMA ([0-9.]+) GB"),
 )
 _CLIMB, _LEAST_SAMPLES = 1.2, 5
+# The group of a message's pattern that is the size of the device in GiB.
+_TOTAL = "total_size"
 
 
 def suspects_of(
-    numbers: MessageNumbers | None, said: Sequence[Said], place: FailurePlace, lines: Sequence[str]
+    numbers: MessageNumbers | None,
+    said: Sequence[Said],
+    place: FailurePlace,
+    lines: Sequence[str],
+    device: str,
 ) -> list[Suspect]:
-    """Return all suspects, likeliest first, one per cause."""
-    found = [entry.suspect for entry in said if numbers is None or not entry.is_alone]
+    """Return all suspects, likeliest first, one per cause; `device` names one with the host's memory, if it is such."""
+    told = [entry.suspect for entry in said if numbers is None or not entry.is_alone]
+    if device:
+        told = [_shared(suspect, device) for suspect in told]
+    found = [suspect for suspect in told if suspect.cause not in _UNSPECIFIC]
     if numbers is not None:
-        for rule in (_limit, _one_tensor, _others, _fragmentation, _refused, _outside):
+        for rule in (_limit, _one_tensor, _fragmentation, _outside):
             found += rule(numbers, place)
+        found += _listed_processes(numbers)
+        if device:
+            found += _held_by_host(numbers, device)
+        else:
+            found += (*_unlisted_processes(numbers), *_refused(numbers, place))
     elif any(entry.id == "driver" for entry in said):
         # The driver's own error in a traceback: PyTorch's allocator would have given numbers.
         if place.phase in ("forward", "backward", "optimizer", "generation"):
@@ -118,6 +129,7 @@ def suspects_of(
             sentence = "the driver refused before anything had been computed: the card was full when the program came"
             found.append(_suspect("other-process", "likely", f"{sentence}, or nearly"))
     found += (*_of_place(numbers, place), *_of_series(lines))
+    found += [suspect for suspect in told if suspect.cause in _UNSPECIFIC]
     if numbers is not None:
         found += (*_loading(numbers, place), *_capacity(numbers))
     # The first of each cause among the most certain.
@@ -127,9 +139,30 @@ def suspects_of(
     return list(by_cause.values())
 
 
+def device_of(episode: Episode, numbers: MessageNumbers | None, said: Sequence[Said]) -> str:
+    """Return what the device is called if its GPU uses the host's memory, else an empty text."""
+    stated = (entry.figures[_TOTAL] for entry in said if _TOTAL in entry.figures)
+    total_bytes = next((int(float(gib) * GIB) for gib in stated), None)
+    if numbers is not None:
+        total_bytes = numbers.total
+    return unified_device(episode.text, total_bytes)
+
+
+def _shared(suspect: Suspect, device: str) -> Suspect:
+    """Return the host as the one that holds the rest where GPU and host share one memory."""
+    if suspect.cause != "other-process":
+        return suspect
+    sentence = f"{suspect.sentence}; {_of_unified(device)}, which the host's programs and page cache fill too"
+    return _suspect("unified-memory", suspect.certainty, sentence)
+
+
+def _of_unified(device: str) -> str:
+    return f"GPU and host share one memory on {device}"
+
+
 def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[str] = ()) -> Suspect:
-    row = table("causes")[cause]
-    return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
+    row = cause_texts()[cause]
+    return Suspect(cause, certainty, sentence, row.unproved, tuple(steps) or row.steps)
 
 
 def _limit(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
@@ -141,7 +174,7 @@ def _limit(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
     if numbers.wording == "PyTorch on MPS":
         beside = f"{held} of tensors and {format_bytes(numbers.elsewhere or 0)} beside them, with {asked} more"
         sentence = f"{beside}, pass the {limit} that PyTorch allows itself on this Mac"
-        yield _suspect("capacity", "likely", sentence, table("causes")["mps-limit"]["steps"])
+        yield _suspect("capacity", "likely", sentence, cause_texts()["mps-limit"].steps)
         return
     passes = own + numbers.asked > allowed - numbers.slack("allocated", "unallocated", "asked", "allowed")
     if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
@@ -165,14 +198,14 @@ def _one_tensor(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspec
     if numbers.asked > total + numbers.slack("asked", "total"):
         # If the line is known, its operation is the cause, and this is evidence.
         sentence = f"{size} is more than all {format_bytes(total)} of the card: it cannot fit, whatever is freed"
-        yield _suspect("one-tensor", "likely" if place.operator else "certain", sentence)
+        yield _suspect("one-tensor", "possible" if place.operator else "certain", sentence)
     elif numbers.asked > _MOST * total and numbers.asked > (numbers.allocated or 0):
         sentence = f"{size} is more than half of the card, and more than all other tensors together"
-        yield _suspect("one-tensor", "likely", sentence)
+        yield _suspect("one-tensor", "possible" if place.operator else "likely", sentence)
 
 
-def _others(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
-    """Yield what other processes hold, from the message's list or as the remainder."""
+def _listed_processes(numbers: MessageNumbers) -> Iterator[Suspect]:
+    """Yield what other processes hold, from the message's list."""
     if numbers.total is None or numbers.free is None or numbers.own is None:
         return
     short = numbers.short or 0
@@ -185,7 +218,13 @@ def _others(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
         count = f"{len(numbers.others)} other process{'es' if len(numbers.others) > 1 else ''}"
         sentence = f"{count} on this card held {format_bytes(held)} of its {format_bytes(numbers.total)}"
         yield _suspect("other-process", certainty, f"{sentence}; {format_bytes(short)} were missing")
+
+
+def _unlisted_processes(numbers: MessageNumbers) -> Iterator[Suspect]:
+    """Yield what is neither free nor this process's where the message lists no other processes."""
+    if numbers.total is None or numbers.free is None or numbers.own is None or numbers.others:
         return
+    short = numbers.short or 0
     left = (numbers.unexplained or 0) - numbers.slack("total", "free", "process", "allocated", "unallocated")
     beyond = left - (0 if numbers.process is not None else _CONTEXT_BYTES)
     if beyond < short or beyond < _MUCH * numbers.total:
@@ -216,7 +255,25 @@ def _fragmentation(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect
         yield _suspect("fragmentation", "possible", with_free)
 
 
-def _refused(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
+def _held_by_host(numbers: MessageNumbers, device: str) -> Iterator[Suspect]:
+    """Yield the host's part where GPU and host share one memory: what is neither free nor this process's."""
+    if numbers.total is None or numbers.free is None or numbers.own is None:
+        return
+    rest = (numbers.unexplained or 0) - sum(numbers.others)
+    rest -= numbers.slack("total", "free", "process", "allocated", "unallocated", "others")
+    own, free, asked = map(format_bytes, (numbers.own, numbers.free, numbers.asked))
+    if rest >= (numbers.short or 0) and rest >= _SOME * numbers.total:
+        certainty: Certainty = "likely" if rest >= _MUCH * numbers.total else "possible"
+        held = f"the GPU's part of this process is {own}, {free} were free, and the host holds the other {format_bytes(rest)}"
+        sentence = f"{_of_unified(device)}: {held} (programs, the page cache, a second copy of the weights)"
+        yield _suspect("unified-memory", certainty, sentence)
+    elif numbers.allowed is None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
+        counted = f"{free} counted as free when {asked} were refused"
+        sentence = f"{_of_unified(device)}: {counted}, since the system keeps a part of what is free"
+        yield _suspect("unified-memory", "possible", sentence)
+
+
+def _refused(numbers: MessageNumbers, place: FailurePlace) -> Iterator[Suspect]:
     """Yield a request that was refused although the card had room."""
     if numbers.free is None or numbers.asked <= 0 or numbers.allowed is not None:
         return
@@ -225,7 +282,9 @@ def _refused(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
         sentence = (
             f"{free} of the card were free when {asked} were refused: it was not the card's memory that was short"
         )
-        yield _suspect("refused", "likely", sentence)
+        row = cause_texts()["refused"]
+        steps = row.steps if place.system == "POSIX" else row.windows_steps + row.steps
+        yield _suspect("refused", "likely", sentence, steps)
 
 
 def _outside(numbers: MessageNumbers, _: FailurePlace) -> Iterator[Suspect]:
@@ -247,7 +306,7 @@ def _of_place(numbers: MessageNumbers | None, place: FailurePlace) -> Iterator[S
     at = f" ({frame.file.rsplit('/', 1)[-1]}:{frame.line}, {frame.function})" if frame and frame.line else ""
     is_evaluated = place.phase == "evaluation" and place.is_training
     if is_evaluated and (operator is None or operator.cause not in ("weights", "checkpoint", "evaluation")):
-        yield _suspect("evaluation", "likely", f"it died in evaluation{at}, which its training does not")
+        yield _suspect("evaluation", "likely", f"it died in evaluation{at}, not in a step of its training")
     if operator is None:
         return
     total = (numbers.total or numbers.allowed) if numbers else None
@@ -291,6 +350,6 @@ def _capacity(numbers: MessageNumbers) -> Iterator[Suspect]:
     if own is None or total is None:
         yield _suspect("capacity", "possible", f"{asked}; the text does not say what was there")
         return
-    short = "" if numbers.short is None else f", {format_bytes(numbers.short)} more than were free"
+    short = f", {format_bytes(numbers.short)} more than were free" if numbers.short else ""
     sentence = f"this process held {format_bytes(own)} of the card's {format_bytes(total)}, and {asked}{short}"
     yield _suspect("capacity", "likely" if own >= _MUCH * total else "possible", sentence)

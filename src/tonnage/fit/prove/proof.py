@@ -19,13 +19,17 @@ from tonnage.fit.gradients import Samples, differences, global_norm, gradients_o
 from tonnage.fit.modules import eagerly, kept_modes, undisturbed
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import MicroBatch, batch_rows, split, take_rows
-from tonnage.fit.technique import Changes
+from tonnage.fit.survey.measuring import parameter_bytes
+from tonnage.fit.survey.meter import GpuMeter
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Batch, Training
+from tonnage.units import format_bytes
 
 _ELEMENTS = 1 << 20  # compared per parameter at most
 _LEAST_TOLERANCE = 1e-6  # many models compute their loss in FP32 whatever their own dtype
 # How far autocast may move gradients. On an H200 it moves those of a Llama of 1B parameters by 0.04, of 15B by 0.17.
 _NARROWING = 0.5
+_ROOM_FOR_WEIGHTS = 0.9  # of what is free: a forward pass needs some too
 _HINT = "Please report this model to us."
 
 
@@ -68,12 +72,22 @@ class Proof:
         )
 
 
-def prove(applied: Applied, batch: Batch, *, most_rows: int | None = None, compiled: bool = True) -> Proof:
+def prove(
+    applied: Applied,
+    batch: Batch,
+    *,
+    most_rows: int | None = None,
+    least_rows: int = 1,
+    compiled: bool = True,
+    elements: int = _ELEMENTS,
+) -> Proof:
     """Compare gradients and raise NotTheSame if one differs by more than rounding.
 
-    `most_rows` is the number of rows that the plain model has room for. Without `compiled`, compiled blocks run eagerly.
+    `most_rows` is the number of rows that the plain model has room for; below `least_rows` the batch is not cut.
+    Without `compiled`, compiled blocks run eagerly. At most `elements` of each gradient are compared.
     """
     training = applied.training
+    _check_room_for_weights(applied)
     off = tuple(technique.name for technique in applied.on_model if technique.changes is Changes.NUMERICS)
     compiled = compiled and not off  # other code would have to be compiled
     narrow: list[torch.dtype] = []
@@ -83,9 +97,9 @@ def prove(applied: Applied, batch: Batch, *, most_rows: int | None = None, compi
         noted_autocast(training, narrow),
         nullcontext() if compiled else eagerly(),
     ):
-        plain = _run_plain(applied, batch, most_rows)
+        plain = _run_plain(applied, batch, most_rows, least_rows, elements)
         with applied.only(lambda technique: technique.name not in off) if off else nullcontext():
-            found = _gradients(training, _parts(training, plain.batch))
+            found = _gradients(training, _parts(training, plain.batch), elements)
     loss, plain_loss, errors = _compare(training, found, plain.gradients)
     worst = max(errors, key=errors.__getitem__)
     proof = Proof(
@@ -126,25 +140,44 @@ class _Plain:
     narrowing: float | None  # what autocast changes
 
 
-def _run_plain(applied: Applied, batch: Batch, most_rows: int | None) -> _Plain:
+def _check_room_for_weights(applied: Applied) -> None:
+    """Raise NotProven if weights that are kept off the card do not fit it: the plain model needs all of them there."""
+    device = applied.training.device
+    if device.type != "cuda" or not any(_moves_weights(technique) for technique in applied.techniques):
+        return
+    weights_bytes = parameter_bytes(applied.training.model.parameters())
+    free_bytes = GpuMeter(device).free_bytes()
+    if weights_bytes > _ROOM_FOR_WEIGHTS * free_bytes:
+        raise NotProven(
+            f"The plain model's weights take {format_bytes(weights_bytes)}, and the card has {format_bytes(free_bytes)}, "
+            "so nothing can be compared.",
+            hint="Prove the same plan with a smaller model of the same kind.",
+        )
+
+
+def _moves_weights(technique: Technique) -> bool:
+    return technique.name == "weight-streaming" or getattr(technique, "what", "") == "weights"
+
+
+def _run_plain(applied: Applied, batch: Batch, most_rows: int | None, least_rows: int, elements: int) -> _Plain:
     """Run on as many rows as fit; if fit divides the batch, on at least two."""
     training = applied.training
 
     def run(batch: Batch, parts: list[MicroBatch]) -> _Plain:
         with applied.only(lambda technique: False), ExitStack() as stack:
-            plain = _gradients(training, parts)
+            plain = _gradients(training, parts, elements)
             finite = math.isfinite(plain[0]) and math.isfinite(global_norm(plain[1]))
             autocast = next((technique for technique in applied.on_model if technique.name == "autocast"), None)
             if autocast is None:
                 return _Plain(batch, plain, finite, None)
             stack.callback(autocast.place_again(training))
-            narrowed = _gradients(training, parts)
+            narrowed = _gradients(training, parts, elements)
         loss, plain_loss, errors = _compare(training, narrowed, plain)
         return _Plain(batch, narrowed, finite, max(abs(loss - plain_loss) / (abs(plain_loss) or 1), *errors.values()))
 
     if training.ranks is not None:
         return run(batch, _parts(training, batch))
-    fewest = 2 if training.micro_batches > 1 else 1
+    fewest = max(least_rows, 2 if training.micro_batches > 1 else 1)
     rows = batch_rows(batch)
     size = rows if most_rows is None else max(fewest, min(rows, most_rows))
     while True:
@@ -181,7 +214,7 @@ def _parts(training: Training, batch: Batch) -> list[MicroBatch]:
     return split(batch, max(parts, min(2, training.micro_batches)), training.weighting)
 
 
-def _gradients(training: Training, parts: list[MicroBatch]) -> tuple[float, Samples]:
+def _gradients(training: Training, parts: list[MicroBatch], elements: int) -> tuple[float, Samples]:
     with undisturbed(training.model, training.device), as_before(training.loss, training.model):
         torch.manual_seed(0)
-        return gradients_of(training, parts, elements=_ELEMENTS)
+        return gradients_of(training, parts, elements=elements)

@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.checks import check_model, check_sample
+from tonnage.fit.checks import check_loss_function, check_model, check_sample
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import DoesNotFit, Solution
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.fitting import Fitting, allowed_names
-from tonnage.fit.plan import FitPlan, read_plan
+from tonnage.fit.plan import FitPlan, given_plan
 from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed
 from tonnage.fit.sharding.shard import Shard, mesh_device
@@ -83,7 +83,7 @@ def fit_on_mesh(
     try:
         with agreement.together(settled=True):
             training = _training(model, optimizer, loss, sample, agreement, clip_norm)
-            plan = read_plan(plan) if isinstance(plan, str | Path) else plan
+            plan = None if plan is None else given_plan(plan)
             allowed = allowed_names(exact, allow, without)
             _check_alike([repr(shard), plan and plan.to_json(), sorted(allowed), measure], agreement)
             if plan is None and (training.device.type == "cuda" or budget is not None):
@@ -102,6 +102,8 @@ def fit_on_mesh(
                 fitted = _choose(training, meter, request, (shard,) if shard else _CHOICES)
             else:
                 fitted = apply_plan(training, _sharding_plan(plan, shard, training.device))
+                if plan is not None and measure:
+                    fitted.not_proven = "ranks prove together: call fitted.prove(batch) on all of them."
             reshard(model)  # the last trial may have been a forward alone
     except BaseException:
         agreement.close()
@@ -151,6 +153,7 @@ def _training(
     model: nn.Module, optimizer: Optimizer, loss: Loss, sample: Batch, agreement: Agreement, clip_norm: float | None
 ) -> Training:
     check_model(model, optimizer)
+    check_loss_function(loss, model, sample)
     device, found = mesh_device(agreement.mesh), next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(

@@ -168,7 +168,7 @@ def measure_of(weighting: Weighting) -> Callable[[Batch], float | Tensor]:
     count = _COUNTS[kind.removeprefix("shifted-")]
 
     def measure(part: Batch) -> Tensor:
-        tensor = dict(named_tensors(part))[path] if path else find_labels(part)
+        tensor = named_tensor(part, path) if path else find_labels(part)
         if tensor is None:
             raise BadBatch(
                 f"Weights by tokens need integer labels in the batch; it holds none named {', '.join(LABEL_NAMES)}.",
@@ -192,6 +192,17 @@ def is_weighting(weighting: Weighting) -> bool:
         return callable(weighting)
     kind, _, path = weighting.partition(":")
     return weighting in WEIGHTINGS or (bool(path) and kind.removeprefix("shifted-") in _COUNTS)
+
+
+def named_tensor(batch: Batch, path: str) -> Tensor:
+    """Return the tensor at this path; raises BadBatch if there is none."""
+    found = dict(named_tensors(batch))
+    if path not in found:
+        raise BadBatch(
+            f"The weights of parts are counted in the tensor {path!r}, and the batch holds none of that name.",
+            hint=f"It holds {', '.join(found) or 'no tensor'}: name one of these, or leave weighting= out.",
+        )
+    return found[path]
 
 
 def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
+from math import ceil
+from typing import Any
 
+from tonnage.budget.demands import Demand, shortages
+from tonnage.budget.loading import training_loading
 from tonnage.budget.rl import MOVABLE, Algorithm, Cast, Held, Movable, Phase, Reference, phases, valued
 from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration, divides, serving_budget
 from tonnage.budget.time.roofline import calibration
@@ -21,6 +26,7 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 from tonnage.planner import divisors
 from tonnage.planner.rl.rollout import Rollout, rollout
+from tonnage.planner.training.demands import step_demands
 from tonnage.planner.training.request import NO_OFFLOAD, TrainingRequest
 from tonnage.planner.training.search import HEADROOM, PlanSearch, TrainingPlan, search
 
@@ -31,6 +37,12 @@ _POOLS = (1.0, 0.25)
 # Shares of the GPUs tried for rollouts.
 _APART = (0.125, 0.25, 0.5, 0.75)
 _ALTERNATIVES = 4
+_MOST_REMEDIES = 5
+# Given flags that are left to the search if nothing fits with them.
+_RELEASED = ("utilization", "engine_tp", "rollout_gpus", "offload")
+_RELEASED_OF_TRAINING = ("checkpoint", "loss", "zero", "framework", "micro_batch")
+# What is offloaded, by the words of `--offload`.
+OFFLOAD_NAMES: dict[Movable, str] = {"frozen": "reference", "optimizer": "optimizer", "weights": "weights"}
 # Relative difference within the clock's error.
 _AS_QUICK = 0.03
 # Tokens per vLLM step, as TRL starts it.
@@ -102,6 +114,7 @@ class RlPlan:
     phases: tuple[Phase, ...]
     rollout_gpus: int
     host_bytes: int
+    demands: tuple[Demand, ...]
 
     @property
     def step_s(self) -> float:
@@ -138,10 +151,14 @@ class RlPlan:
         return max(self.peak.total_bytes - self.cluster.gpu.memory_bytes, 0)
 
     @property
+    def shortages(self) -> tuple[Demand, ...]:
+        """What there is too little of: memory of a GPU or of the host, the KV cache, or memory while loading."""
+        return shortages(self.demands)
+
+    @property
     def fits(self) -> bool:
-        """Whether it fits on the card and on the host."""
-        enough = self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
-        return self.rollout is not None and self.missing_bytes == 0 and enough and self.step_s > 0
+        """Whether there is enough of everything: the verdict of reports and exit statuses."""
+        return not self.shortages
 
     @property
     def unhindered(self) -> bool:
@@ -184,7 +201,7 @@ def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindin
         if plan.fits and not (alike and plan.cast.offload > best.cast.offload and not gains):
             others.setdefault(plan.kind, plan)
     alternatives = tuple(others.values())[1 : _ALTERNATIVES + 1]
-    remedies = () if best.fits else tuple(_remedies(shape, cluster, request))
+    remedies = () if best.fits else tuple(islice(_remedies(shape, cluster, request, best), _MOST_REMEDIES))
     return RlFindings(
         shape=shape, cluster=cluster, request=request, best=best, alternatives=alternatives, remedies=remedies
     )
@@ -205,7 +222,8 @@ def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlP
         # Among plans of about the same speed, prefer the one that moves least.
         as_quick = plan.fits and plan.step_s <= (1 + _AS_QUICK) * quickest
         moves = (len(plan.cast.offload), plan.engine.configuration.tp) if as_quick else (0, 0)
-        return not plan.fits, plan.missing_bytes // _GIB, not as_quick, *moves, plan.step_s
+        missing = sum(float(demand.missing_bytes) for demand in plan.shortages)
+        return not plan.fits, missing // _GIB, not as_quick, *moves, plan.step_s
 
     return sorted(found, key=rank)
 
@@ -366,10 +384,27 @@ class _Bench:
         host_bytes = sum(one.size_bytes for one in every.values() if away(one) in cast.offload)
         if cast.sleep == 1 and engine.configuration.engine == "vllm":
             host_bytes += engine.ledger[Category.PARAMETERS]
+        peak_bytes = max(phase.total_bytes for phase in timed)
+        demands = self._demands(cluster, trainer, engine, made, peak_bytes=peak_bytes, host_bytes=host_bytes)
         return RlPlan(
             request=self.request, cluster=self.cluster, cast=cast, trainer=trainer, engine=engine, rollout=made,
-            phases=timed, rollout_gpus=apart, host_bytes=host_bytes,
+            phases=timed, rollout_gpus=apart, host_bytes=host_bytes, demands=demands,
         )  # fmt: skip
+
+    def _demands(
+        self, cluster: Cluster, trainer: TrainingPlan, engine: ServingBudget, made: Rollout | None, *,
+        peak_bytes: int, host_bytes: int,
+    ) -> tuple[Demand, ...]:  # fmt: skip
+        """Return what the fullest phase, what is on the host, one sequence, and loading the trained models need."""
+        demands = [*step_demands(peak_bytes, host_bytes, 0, self.cluster)]
+        if made is None:
+            # The engine is sized for one sequence: it needs more than it has.
+            demands.append(
+                Demand(part="KV cache", needed_bytes=engine.needed_bytes, available_bytes=engine.available_bytes)
+            )
+        for shape in filter(None, (self.shape, self.request.critic)):
+            demands += training_loading(shape, trainer.configuration, cluster).demands(cluster)
+        return tuple(dict.fromkeys(demands))
 
     def _beside(
         self, cluster: Cluster, engine: ServingBudget, apart: int, sleep: int, offload: frozenset[Movable]
@@ -492,9 +527,23 @@ def away(one: Held) -> str:
     return "weights" if one.owner in ("actor", "critic") else "frozen"
 
 
-def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterator[tuple[str, RlPlan]]:
-    """Yield single flags that make it fit, the mildest first."""
+def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest, closest: RlPlan) -> Iterator[tuple[str, RlPlan]]:
+    """Yield single flags that make it fit, the mildest first. In a flag, `{}` stands for the value found."""
     training, whole = request.training, not request.training.lora_rank
+    trials: list[tuple[str, RlRequest, Cluster]] = []
+    for name in _RELEASED:
+        if getattr(request, name) is not None:
+            released: dict[str, Any] = {name: None}
+            trials.append((f"--{name.replace('_', '-')} {{}}", replace(request, **released), cluster))
+    for name in _RELEASED_OF_TRAINING:
+        if getattr(training, name) is not None:
+            released = {name: None}
+            changed = replace(training, **released)
+            trials.append((f"--{name.replace('_', '-')} {{}}", replace(request, training=changed), cluster))
+    if all(demand.part in ("host", "loading on the host") for demand in closest.shortages):
+        needed_gib = ceil(max(demand.needed_bytes for demand in closest.shortages) / _GIB)
+        larger = cluster.with_host(memory_bytes=needed_gib * _GIB)
+        trials.append((f"--host-memory {needed_gib}g", request, larger))
     narrower = whole and training.precision != "bf16" and cluster.gpu.has_bf16
     quantizes = not whole and training.base == "16-bit" and request.engine == "vllm"
     changes: list[tuple[bool, str, TrainingRequest]] = [
@@ -503,7 +552,7 @@ def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterat
         (whole, "--lora 16", replace(training, lora_rank=16)),
         (quantizes, "--base nf4", replace(training, base="nf4")),
     ]
-    trials = [(flag, replace(request, training=changed), cluster) for applies, flag, changed in changes if applies]
+    trials += [(flag, replace(request, training=changed), cluster) for applies, flag, changed in changes if applies]
     if whole and request.reference == "copy":
         # The reference of adapters is the base without them.
         *trials, (flag, adapted, _) = trials
@@ -515,6 +564,19 @@ def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterat
         with suppress(TonnageError):
             best = _ranked(shape, cards, trial)[0]
             if best.fits:
-                yield flag, best
+                yield flag.format(_value(best, flag)), best
                 if flag.startswith("--gpus"):
                     return
+
+
+def _value(plan: RlPlan, flag: str) -> object:
+    """Return what a plan chose for a flag of the command."""
+    name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
+    values: dict[str, object] = {
+        "offload": ",".join(OFFLOAD_NAMES[part] for part in MOVABLE if part in plan.cast.offload) or "none",
+        "engine_tp": plan.engine.configuration.tp,
+        "utilization": f"{plan.utilization:g}",
+        "rollout_gpus": plan.rollout_gpus,
+        "micro_batch": plan.trainer.configuration.samples,
+    }
+    return values[name] if name in values else getattr(plan.trainer.configuration, name, "")

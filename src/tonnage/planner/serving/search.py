@@ -8,12 +8,15 @@ or less if the card would not hold what lies outside it. If nothing fits, change
 help are offered; if it fits, those that leave more room.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tonnage.budget.demands import Demand, shortages
+from tonnage.budget.loading import Loading, serving_loading
 from tonnage.budget.serving.llama_cpp import MARGIN_BYTES, LlamaBudget, llama_budget
 from tonnage.budget.serving.memory import (
     BLOCK,
@@ -24,7 +27,7 @@ from tonnage.budget.serving.memory import (
     serving_budget,
 )
 from tonnage.budget.serving.own_engine import OWN_WEIGHTS
-from tonnage.budget.serving.vllm import GRAPHS
+from tonnage.budget.serving.vllm import GRAPHS, latest_version
 from tonnage.budget.serving.weights import WEIGHT_FORMATS, stages
 from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Cluster
@@ -60,6 +63,8 @@ class ServingLayout:
     budget: ServingBudget
     replicas: int
     decode_step_s: float
+    loading: Loading
+    demands: tuple[Demand, ...]
 
     @property
     def configuration(self) -> ServingConfiguration:
@@ -67,14 +72,19 @@ class ServingLayout:
         return self.budget.configuration
 
     @property
+    def shortages(self) -> tuple[Demand, ...]:
+        """What there is too little of: memory of the GPU or of the host, or memory while loading."""
+        return shortages(self.demands)
+
+    @property
     def fits(self) -> bool:
-        """Whether all users fit at once."""
-        return self.budget.fits
+        """Whether all users fit at once, and the engine can load the model and start."""
+        return not self.shortages
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that one GPU lacks."""
-        return max(self.budget.needed_bytes - self.budget.available_bytes, 0)
+        """Bytes that one GPU lacks, or its part of what the host lacks."""
+        return round(max((float(demand.missing_bytes) for demand in self.shortages), default=0.0))
 
     @property
     def on_host(self) -> str:
@@ -128,8 +138,13 @@ class ServingPlan:
     neighbours: "tuple[Neighbour, ...]" = ()  # other processes on the cards
 
     @property
+    def shortages(self) -> tuple[Demand, ...]:
+        """What the best layout has too little of."""
+        return self.best.shortages
+
+    @property
     def fits(self) -> bool:
-        """Whether the best layout fits."""
+        """Whether the best layout fits: the verdict of reports, exit statuses and exports."""
         return self.best.fits
 
     @property
@@ -186,7 +201,7 @@ class _Search(NamedTuple):
 
         if asked.engine == "llama.cpp":
             budget = _placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
-            return [ServingLayout(budget, cluster.hosts, _llama_step_s(shape, budget, cluster))]
+            return [_layout(shape, budget, cluster, cluster.hosts)]
         ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
         layouts = sorted((self.layout(asked, *each) for each in ways), key=rank)
         # Only vLLM can be given another split.
@@ -196,7 +211,7 @@ class _Search(NamedTuple):
         for number, each in enumerate(layouts[: 1 if layouts[0].fits else _MOST_CUT]):
             if each.missing_bytes < step:
                 found = cut(shape, each.configuration, cluster.gpu)
-                layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
+                layouts[number] = _layout(shape, found, cluster, each.replicas)
         return sorted(layouts, key=rank)
 
     def layout(self, asked: ServingConfiguration, tp: int, pp: int) -> ServingLayout:
@@ -207,7 +222,25 @@ class _Search(NamedTuple):
         largest = budget.largest_utilization
         if budget.overflows and not asked.utilization and 0 < largest < budget.configuration.utilization:
             budget = serving_budget(shape, replace(share, utilization=largest), cluster.gpu)
-        return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster))
+        return _layout(shape, budget, cluster, replicas)
+
+
+def _layout(shape: ModelShape, budget: ServingBudget, cluster: Cluster, replicas: int) -> ServingLayout:
+    """Return the layout of a budget, with its speed and everything that must be large enough."""
+    loading = serving_loading(shape, budget, cluster.gpus_per_host)
+    on_gpu = Demand(part="GPU", needed_bytes=budget.needed_bytes, available_bytes=budget.available_bytes)
+    demands = (on_gpu, *loading.demands(cluster, room_bytes=budget.room_bytes))
+    if not isinstance(budget, LlamaBudget):
+        return ServingLayout(budget, replicas, decode_step_s(shape, budget, cluster), loading, demands)
+    if cluster.host_memory_bytes:
+        host = Demand(
+            part="host",
+            needed_bytes=budget.host.total,
+            available_bytes=budget.host_capacity_bytes,
+            gpus=cluster.gpus_per_host,
+        )
+        demands = (host, *demands)
+    return ServingLayout(budget, replicas, _llama_step_s(shape, budget, cluster), loading, demands)
 
 
 def plan_serving(
@@ -301,6 +334,14 @@ def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
         share = best.budget.largest_utilization
         found = search.best(asked=replace(asked, utilization=share))
         yield from [_change(f"--utilization {share:g}", found)] if found.fits else []
+    if all(demand.part == "host" for demand in best.shortages):
+        needed_gib = math.ceil(max(demand.needed_bytes for demand in best.shortages) / GIB)
+        found = search.best(cluster=cluster.with_host(memory_bytes=needed_gib * GIB))
+        yield from [_change(f"--host-memory {needed_gib}g", found)] if found.fits else []
+    newest = latest_version()
+    if asked.engine == "vllm" and asked.engine_version not in ("", newest):
+        found = search.best(asked=replace(asked, engine_version=newest))
+        yield from [_change(f"--engine-version {newest}", found)] if found.fits else []
     layouts = ((flag, search.best(asked=trial)) for flag, trial in _trials(best, asked))
     worked = ((flag, found) for flag, found in layouts if found.fits)
     yield from (_change(flag, found, beside=best) for flag, found in islice(worked, _MOST_TRIALS))
@@ -317,7 +358,8 @@ def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
         times *= 2
     # The smallest common GPU on which it fits.
     for other in common_clusters(cluster.gpu.maker):
-        if layout := best_layout(search.shape, other, asked, tp=search.tp, pp=search.pp):
+        same_host = other.as_stated(cluster.stated)
+        if layout := best_layout(search.shape, same_host, asked, tp=search.tp, pp=search.pp):
             change = _change(f"--gpus {other.name}", layout)
             if change.flag != more:
                 yield replace(change, words=f"would do: {change.words}")
@@ -325,9 +367,10 @@ def _changes(search: _Search, best: ServingLayout) -> Iterator[FlagChange]:
     if not best.budget.overflows:
         # A shorter context or fewer users, if any fit at all.
         users, context, block = asked.users, best.configuration.context, best.configuration.block
-        if shorter := best.longest_context // block * block:
+        shorter, most = best.longest_context // block * block, best.most_users
+        if shorter and search.best(asked=replace(asked, context=shorter)).fits:
             yield FlagChange(f"--context {shorter}", _fitting(users, shorter), users, shorter)
-        if most := best.most_users:
+        if most and search.best(asked=replace(asked, users=most)).fits:
             yield FlagChange(f"--users {most}", _fitting(most, context), most, context)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.training.configuration import FrameworkName, architectures
-from tonnage.budget.training.memory import needed_bytes
 from tonnage.clock.ranges import comparison_error
+from tonnage.planner.training.demands import are_met, demands_of
 from tonnage.planner.training.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, TrainingRequest
 from tonnage.planner.training.search import HEADROOM, Judged, PlanSearch, TrainingPlan, explore, plan_of
 from tonnage.planner.training.simplicity import fastest, simplest
@@ -128,10 +128,10 @@ def _looked_at_again(
         left = []
         for family in shardings(asked, rows, offload):
             if family.configuration.framework == framework:
-                needed, host = needed_bytes(shape, family.configuration, cluster.gpu)
-                fits = needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes
-                fits = fits & (host <= cluster.host_memory_per_gpu_bytes)
-                left.append(family.where(np.flatnonzero(np.broadcast_to(fits, family.size))[:count]))
+                demands = demands_of(shape, family.configuration, cluster)
+                on_card = demands[0].needed_bytes
+                fits = are_met(demands, family.size) & (on_card <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
+                left.append(family.where(np.flatnonzero(fits)[:count]))
         left = [family for family in left if family.size]
         judged = explore(shape, cluster, findings.clock, left, worth_trying=1.0)
         if any(one.leaves_headroom.any() for one in judged):

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.demands import shortages
 from tonnage.budget.time.step import StepTime
 from tonnage.budget.training.configuration import Configuration
-from tonnage.budget.training.memory import needed_bytes, training_budget
+from tonnage.budget.training.memory import training_budget
+from tonnage.planner.training.demands import demands_of
 from tonnage.planner.training.search import HEADROOM, Judged, PlanSearch, TrainingPlan
 from tonnage.planner.training.space import passes
 from tonnage.units import GIB
@@ -73,8 +75,9 @@ def _reason(findings: PlanSearch, best: TrainingPlan, choice: str, value: str, m
         # The best plan with more recomputation than it needs, which the search skips.
         changed: dict[str, Any] = {choice: value}
         beside, cluster = replace(best.configuration, **changed), findings.cluster
-        needed, host = needed_bytes(findings.shape, beside, cluster.gpu)
-        if needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes and host <= cluster.host_memory_per_gpu_bytes:
+        demands = demands_of(findings.shape, beside, cluster)
+        on_card = demands[0].needed_bytes
+        if not shortages(demands) and on_card <= (1 - HEADROOM) * cluster.gpu.memory_bytes:
             found.append((float(findings.clock.step(beside).tokens_per_s), beside))
     if not found:
         return _too_large(findings, choice, value, members) if members else None
@@ -93,18 +96,30 @@ def _reason(findings: PlanSearch, best: TrainingPlan, choice: str, value: str, m
 
 
 def _too_large(findings: PlanSearch, choice: str, value: str, members: list[_Member]) -> Reason:
-    one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
-    config = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
-    budget, cluster = training_budget(findings.shape, config, findings.cluster.gpu), findings.cluster
-    ledger, host_bytes = budget.ledger_at(0), round(float(budget.host_bytes))
-    category, size = next(ledger.ranked())
-    needed, there = ledger.total_bytes, cluster.host_memory_per_gpu_bytes
-    words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
-    if needed > cluster.gpu.memory_bytes:
-        words = f"needs {needed / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
-    elif host_bytes > there:
-        needed, words = host_bytes, f"needs {host_bytes / GIB:,.0f} GiB of host memory a GPU, of {there / GIB:,.0f}"
-    return Reason(choice, value, words, needs_bytes=needed)
+    config, cluster = _nearest(members), findings.cluster
+    ledger = training_budget(findings.shape, config, cluster.gpu).ledger_at(0)
+    lacking = shortages(demands_of(findings.shape, config, cluster))
+    if not lacking:
+        words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
+        return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+    first = lacking[0]
+    words = first.words
+    if first.part == "GPU":
+        category, size = next(ledger.ranked())
+        words = f"needs {ledger.total_bytes / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
+    return Reason(choice, value, words, needs_bytes=round(float(first.needed_bytes)))
+
+
+def _nearest(members: list[_Member]) -> Configuration:
+    """Return the configuration that lacks least; among equals, the one that needs least memory on a GPU."""
+    candidates: list[tuple[float, float, int, Configuration]] = []
+    for one, chosen in members:
+        if chosen.any():
+            rows = np.flatnonzero(chosen)
+            row = int(rows[np.lexsort((one.total_bytes[rows], one.missing_bytes[rows]))[0]])
+            sizes = float(one.missing_bytes[row]), float(one.total_bytes[row])
+            candidates.append((*sizes, len(candidates), one.family.configuration.at(row)))
+    return min(candidates)[-1]
 
 
 def _cause(best: TrainingPlan, other: Configuration, time: StepTime) -> str:

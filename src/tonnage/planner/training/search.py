@@ -12,14 +12,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.demands import Demand, shortages
+from tonnage.budget.loading import Loading, training_loading
 from tonnage.budget.terms import Term
 from tonnage.budget.time.step import StepClock
 from tonnage.budget.training.configuration import Configuration, Loss, Quantity
-from tonnage.budget.training.memory import TrainingBudget, needed_bytes, peak_factors, training_budget
+from tonnage.budget.training.memory import TrainingBudget, peak_factors, training_budget
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
 from tonnage.models.shape import ModelShape
+from tonnage.planner.training.demands import are_met, demands_of, step_demands
 from tonnage.planner.training.lengths import BATCHINGS, Batching, clock_of
 from tonnage.planner.training.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.training.simplicity import burden, comparable, fastest, simplest
@@ -52,6 +55,9 @@ class TrainingPlan:
     total_bytes: int
     host_bytes: int
     pinned_bytes: int
+    drive_bytes: int
+    loading: Loading
+    demands: tuple[Demand, ...]
     capacity_bytes: int
     host_capacity_bytes: int
     parts_s: dict[str, float]
@@ -81,9 +87,14 @@ class TrainingPlan:
         return round(self.tokens_per_s * self.step_s)
 
     @property
+    def shortages(self) -> tuple[Demand, ...]:
+        """What there is too little of: memory of the GPU or of the host, drives, or memory while loading."""
+        return shortages(self.demands)
+
+    @property
     def fits(self) -> bool:
-        """Whether it fits on the card and on the host."""
-        return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
+        """Whether there is enough of everything: the verdict of reports, exit statuses and exports."""
+        return not self.shortages
 
     @property
     def range_bytes(self) -> tuple[int, int]:
@@ -103,6 +114,8 @@ class Judged:
 
     family: Family
     total_bytes: NDArray[np.float64]
+    missing_bytes: NDArray[np.float64]  # of all parts together, for each GPU
+    loads: NDArray[np.bool_]  # whether loading fits, which depends on the layout alone
     fits: NDArray[np.bool_]
     tokens_per_s: NDArray[np.float64]
     leaves_headroom: NDArray[np.bool_]  # and fits
@@ -126,8 +139,8 @@ class PlanSearch:
 
     @property
     def fits(self) -> bool:
-        """Whether anything fits."""
-        return self.best is not None
+        """Whether the best plan fits."""
+        return self.closest.fits
 
     @property
     def gain_of_fastest(self) -> float:
@@ -186,8 +199,7 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
         raise BadLayout("No layout satisfies all of these flags together.", hint=hint)
     known = (shape, cluster, request, clock, judged)
     if not any(one.fits.any() for one in judged):
-        smallest = min(judged, key=lambda one: one.total_bytes.min())
-        closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
+        closest = plan_of(shape, cluster, clock, *_closest(judged))
         return PlanSearch(*known, judged, None, closest)
     # With headroom, if any configuration has it.
     roomy = any(one.leaves_headroom.any() for one in judged)
@@ -195,6 +207,17 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock:
     best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, cluster)]
     quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
     return PlanSearch(*known, pool, best, best, others, quickest)
+
+
+def _closest(judged: list[Judged]) -> tuple[Judged, int]:
+    """Return the configuration that lacks least; among equals, the one that needs least memory on a GPU."""
+    candidates: list[tuple[float, float, int, Judged, int]] = []
+    for one in judged:
+        index = int(np.lexsort((one.total_bytes, one.missing_bytes))[0])
+        key = float(one.missing_bytes[index]), float(one.total_bytes[index]), len(candidates)
+        candidates.append((*key, one, index))
+    *_, closest, index = min(candidates)
+    return closest, index
 
 
 class _Ends(NamedTuple):
@@ -254,10 +277,10 @@ def _top_speed(judged: list[Judged]) -> float:
 
 
 def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family) -> _Ends:
-    """Evaluate both ends, dropping layouts that are far too large in the leanest option."""
+    """Evaluate both ends, dropping layouts that cannot be loaded or are far too large in the leanest option."""
     leanest, *between = family.ways
     lean = judge(shape, cluster, clock, family)
-    hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
+    hopeful = lean.loads & (lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes)
     lean = replace(lean, ruled_out=len(between) * int((~hopeful).sum()))
     if not between or not hopeful.any():
         nothing = np.zeros(0)
@@ -276,13 +299,16 @@ def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, family: Family)
 
 def judge(shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, timed: Timed = "what fits") -> Judged:
     """Evaluate memory and speed of a family; speed only for the kind of configurations that `timed` names."""
-    needed = needed_bytes(shape, asked.configuration, cluster.gpu)
-    total_bytes, host_bytes = (_full(size, asked.size) for size in needed)
-    fits = (total_bytes <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
+    demands = demands_of(shape, asked.configuration, cluster)
+    on_card, *_ = demands
+    total_bytes = _full(on_card.needed_bytes, asked.size)
+    missing_bytes = sum((demand.missing_bytes for demand in demands), start=np.zeros(asked.size))
+    loads = are_met((demand for demand in demands if demand.while_loading), asked.size)
+    fits = are_met(demands, asked.size)
     roomy = fits & (total_bytes <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
     worth = {"all": True, "what fits": fits.any(), "what leaves headroom": roomy.any()}[timed]
     speed = _full(clock.step(asked.configuration).tokens_per_s if worth else 0.0, asked.size)
-    return Judged(asked, total_bytes, fits, speed, roomy)
+    return Judged(asked, total_bytes, missing_bytes, loads, fits, speed, roomy)
 
 
 def _full(values: Quantity, size: int) -> NDArray[np.float64]:
@@ -331,6 +357,8 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
     time = clock.step(config)
     ends: tuple[Literal["first", "last"], ...] = ("first", "last") if config.pp > 1 else ()
     sizes = (_sizes(training_budget(shape, config, cluster.gpu, stage=end)) for end in ends)
+    own_sizes, loading = _sizes(budget), training_loading(shape, config, cluster)
+    of_step = step_demands(own_sizes["total_bytes"], own_sizes["host_bytes"], own_sizes["drive_bytes"], cluster)
     return TrainingPlan(
         configuration=config,
         offload=one.family.offload,
@@ -341,15 +369,17 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         hidden_s=float(time.hidden_s),
         tokens_per_s=float(time.tokens_per_s),
         sample_tokens=clock.sample_tokens or float(config.seq),
+        loading=loading,
+        demands=(*of_step, *loading.demands(cluster)),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
         stages={f"{end} stage": size for end, size in zip(ends, sizes, strict=True)},
-        **_sizes(budget),
+        **own_sizes,
     )
 
 
 def _sizes(budget: TrainingBudget) -> dict[str, int]:
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "total_bytes", "host_bytes", "pinned_bytes")
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "total_bytes", "host_bytes", "pinned_bytes", "drive_bytes")
     return {name: round(float(np.ravel(getattr(budget, name))[0])) for name in names}
 
 

@@ -98,7 +98,7 @@ def header_section(
 def _tiles(summary: ClusterSummary, found: Comparison) -> Iterator[str]:
     ran, every, capacity = len(summary.ranks), summary.gpus, summary.capacity_bytes
     how = "every one ran" if ran == every else f"{ran:,} ran and stand for all"
-    if summary.outcome == "error":
+    if summary.outcome in ("error", "depends"):
         how = f"{ran:,} reported" if ran else "none reported"
     yield markup.tile("ranks", f"{every:,}", how, name="tile-ranks", figure_kind=' class="figure"')
     if not found.kinds:

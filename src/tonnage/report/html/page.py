@@ -17,6 +17,7 @@ from tonnage.explain.total import AllCards
 from tonnage.recording import Recording
 from tonnage.recording.beyond import moment_of_failure, until_failure
 from tonnage.recording.records import Header
+from tonnage.recording.writes import writes_sentence
 from tonnage.report.html import markup
 from tonnage.report.html.host import host_section
 from tonnage.report.html.markup import bar, embedded, policy, read_parts, share, size, text
@@ -136,6 +137,9 @@ def where(recording: Recording) -> str:
 def failure(recording: Recording) -> str:
     """Return what ended the run early, if anything."""
     oom, header = recording.oom, recording.header
+    if recording.dependence is not None:
+        words = f"{recording.dependence.sentence}. {recording.dependence.advice}"
+        return f'<p class="failure">{text(words, 2000)}</p>'
     if oom is None:
         return f'<p class="failure">{text(header.error, 2000)}</p>' if header.error else ""
     maker = ", ".join(filter(None, (oom.operator.removeprefix("aten::"), oom.module)))
@@ -271,6 +275,8 @@ def basis_section(recording: Recording) -> str:
     for s in recording.stand_ins[:MOST_ROWS]:
         words = f"{text(s.what)} ×{s.count:,}, {text(s.line)}: {text(s.value)}"
         rows.append(("read from the virtual GPU", words))
+    if recording.writes and recording.writes.files:
+        rows.append(("files", text(writes_sentence(recording.writes, folder=header.folder), 1000)))
     body = markup.table(("", ""), rows, name="basis-rows")
     return markup.section("What this rests on", body, name="basis")
 

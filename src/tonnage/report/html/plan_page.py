@@ -1,7 +1,7 @@
 """Plans of training, serving and reinforcement learning as HTML pages that work offline."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
@@ -13,8 +13,19 @@ from tonnage.planner.training.search import PlanSearch, TrainingPlan
 from tonnage.report.html import markup
 from tonnage.report.html.markup import bar, share, simple_page, size, text
 from tonnage.report.plans import rl, serving
-from tonnage.report.plans.notes import length_words
-from tonnage.report.plans.training import TrainingAnswer, brief, flags, notes, number_words, pace, time_words
+from tonnage.report.plans.notes import length_words, shortage_words
+from tonnage.report.plans.training import (
+    TrainingAnswer,
+    brief,
+    exact_flags,
+    flags,
+    notes,
+    number_words,
+    pace,
+    speed_words,
+    time_words,
+    used_words,
+)
 from tonnage.report.step_time import Campaign, campaign_words
 from tonnage.units import percent
 
@@ -34,6 +45,11 @@ def render_plan_page(answer: TrainingAnswer) -> str:
             rows.append((text(r.change), *sizes, f"<code>{text(r.flag, 1000)}</code>"))
         table = markup.table(("change", "needs", "of", "how"), rows, name="remedies", numbers=(1, 2))
         parts.append(markup.section("What would fit", table, name="advice"))
+    if answer.next_plan is not None:
+        following = answer.next_plan
+        words = _flag_words(exact_flags(following.plan, following.flag))
+        note = ", ".join([*speed_words(following.plan, shape), used_words(following.plan)])
+        parts.append(markup.section("The next plan that fits", words, name="next-plan", note=text(note)))
     # Bytes by category at the peak of one GPU, and what is left of it.
     held = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
     free = plan.capacity_bytes - plan.total_bytes
@@ -58,6 +74,16 @@ def render_plan_page(answer: TrainingAnswer) -> str:
     return simple_page(title, *parts, terms_section(plan.terms, plan.total_bytes))
 
 
+def _flag_words(flags: Sequence[str]) -> str:
+    """Return flags as they are typed; browsers break lines after hyphens, and a flag begins with two."""
+    return "<pre>" + " ".join(f"<span>{text(flag, 4000)}</span>" for flag in flags) + "</pre>"
+
+
+def _failures(reasons: Iterable[str]) -> str:
+    """Return what a plan has too little of."""
+    return "".join(f'<p class="failure">{text(words, 1000)}</p>' for words in reasons)
+
+
 def _header(findings: PlanSearch, campaign: Campaign) -> str:
     plan, shape = findings.closest, findings.shape
     rate, batch, unit = pace(plan, shape)
@@ -73,7 +99,8 @@ def _header(findings: PlanSearch, campaign: Campaign) -> str:
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
-    return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
+    reasons = _failures(shortage_words(plan.shortages, plan.loading))
+    return markup.head(text(shape.name), verdict, kind, facts, reasons, markup.tiles(tiles), chosen, said)
 
 
 def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int) -> str:
@@ -127,9 +154,6 @@ def render_serving_page(plan: ServingPlan) -> str:
     """Return the page; if nothing fits, what would comes first."""
     best, budget = plan.best, plan.best.budget
     parts = [_serving_header(plan)]
-    if not plan.fits:
-        needed, available = size(budget.needed_bytes), size(budget.available_bytes)
-        parts.append(f'<p class="failure">A GPU needs {needed} for this and has {available}.</p>')
     if plan.changes:
         changes = [(f"<code>{text(change.flag)}</code>", text(change.words)) for change in plan.changes]
         table = markup.table(("", ""), changes, name="changes", kind="bars")
@@ -150,13 +174,12 @@ def render_serving_page(plan: ServingPlan) -> str:
     parts.append(f'<div class="pair">{ledger}{cache}</div>')
     if plan.fits:
         copies = f", {best.replicas} times behind a balancer" if best.replicas > 1 else ""
-        # Browsers break lines after hyphens, and a flag begins with two.
-        words = " ".join(f"<span>{text(shlex.quote(word), 4000)}</span>" for word in serving.launch_words(plan))
-        parts.append(markup.section(f"To launch it{copies}", f"<pre>{words}</pre>", name="launch"))
+        words = _flag_words([shlex.quote(word) for word in serving.launch_words(plan)])
+        parts.append(markup.section(f"To launch it{copies}", words, name="launch"))
     if plan.others:
         layouts = []
         for layout in (best, *plan.others):
-            asked, lacks = layout.configuration, "" if layout.fits else f"lacks {size(layout.missing_bytes)}"
+            asked, lacks = layout.configuration, text(serving.lacks(layout))
             numbers = (layout.most_users, layout.longest_context)
             name, speed = f"tp {asked.tp} pp {asked.pp} × {layout.replicas}", f"{layout.tokens_per_s:,.0f}"
             layouts.append((name, *(f"{number:,}" for number in numbers), speed, lacks))
@@ -181,7 +204,8 @@ def _serving_header(plan: ServingPlan) -> str:
         each = f"at most; {1 / best.decode_step_s:,.1f} a user"
         tiles.append(("decoded tokens a second", f"{best.tokens_per_s:,.0f}", each))
     verdict, kind = ("fits", "ok") if plan.fits else ("does not fit", "oom")
-    return markup.head(text(plan.shape.name), verdict, kind, text(" · ".join(facts)), markup.tiles(tiles))
+    reasons = _failures(shortage_words(plan.shortages, best.loading))
+    return markup.head(text(plan.shape.name), verdict, kind, text(" · ".join(facts)), reasons, markup.tiles(tiles))
 
 
 def render_rl_page(found: RlFindings) -> str:
@@ -191,6 +215,9 @@ def render_rl_page(found: RlFindings) -> str:
         remedies = [(f"<code>{text(flag)}</code>", time_words(plan.step_s)) for flag, plan in found.remedies]
         table = markup.table(("", "a step"), remedies, name="changes")
         parts.append(markup.section("What would fit", table, name="advice"))
+        flag, following = found.remedies[0]
+        words = _flag_words(rl.exact_flags(following, flag))
+        parts.append(markup.section("The next plan that fits", words, name="next-plan"))
     # The phases of a step as bars by category.
     whole, capacity = max(best.cluster.gpu.memory_bytes, best.peak.total_bytes), best.cluster.gpu.memory_bytes
     rows, used = [], dict[str, str]()
@@ -236,4 +263,6 @@ def _rl_header(found: RlFindings) -> str:
         ("the engine's share", f"{plan.utilization:g}", "gpu_memory_utilization"),
     ]
     verdict, kind = ("fits", "ok") if found.fits else ("does not fit", "oom")
-    return markup.head(text(found.shape.name), verdict, kind, text(" · ".join(facts), 1000), markup.tiles(tiles))
+    reasons = _failures(shortage_words(plan.shortages, plan.trainer.loading))
+    facts_words = text(" · ".join(facts), 1000)
+    return markup.head(text(found.shape.name), verdict, kind, facts_words, reasons, markup.tiles(tiles))

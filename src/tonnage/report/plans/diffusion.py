@@ -27,6 +27,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
+from tonnage.report.plans.notes import shortage_figures, shortage_words
 from tonnage.report.plans.training import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
@@ -59,7 +60,34 @@ def plan_lines(findings: DiffusionSearch, *, explain: bool = False) -> Iterator[
         name, value = next((name, value) for name, value in other.choices.items() if plan.choices[name] != value)
         why_not += wrapped(reason(other, plan), first=f"   {f'{name} {value}':<22}")
     explained = _arithmetic(plan) if explain else ()
-    yield from ("", *spaced(_headline(findings), ledger, time, why_not, explained), "")
+    yield from ("", *spaced(_headline(findings), ledger, time, why_not, _would_fit(findings), explained), "")
+
+
+def _would_fit(findings: DiffusionSearch) -> Iterator[Text | str]:
+    """Yield changes that make it fit, and the flags of the best plan with the first of them."""
+    if not findings.remedies:
+        return
+    yield heading("what would fit")
+    unit = "videos/s" if findings.pipeline.is_video else "images/s"
+    rows = []
+    for flag, plan in findings.remedies:
+        used = f"{plan.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB"
+        rows.append((f" {flag}", f"{rate_words(plan.images_per_s)} {unit}", used))
+    yield from table(rows, align="<>>", names=(0,))
+    first = findings.remedies[0]
+    yield ""
+    yield heading("the next plan that fits")
+    yield from packed(exact_flags(first.plan, first.flag), gap=" ", first="   ")
+
+
+def exact_flags(plan: DiffusionPlan, flag: str = "") -> list[str]:
+    """Return the flags that ask for exactly this plan, after a flag that changes what is asked."""
+    values = {f"--{name}": value for name, value in plan.choices.items()}
+    tiling = values.pop("--vae-tiling", "off") == "on"
+    named = [f"{name} {value}" for name, value in values.items()] + ["--vae-tiling"] * tiling
+    name = flag.partition(" ")[0]
+    is_new = name.startswith("--") and name not in (*values, "--vae-tiling")
+    return [flag] * is_new + named
 
 
 def _row(name: str, amount: str, share: float) -> Text:
@@ -73,6 +101,8 @@ def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
     verdict = Text("fits", style="bold green") if findings.fits else Text("does not fit", style="bold red")
     title = f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}"
     yield from spread(Text(title, style="bold"), verdict)
+    for words in shortage_words(plan.shortages):
+        yield from said(words, "red", rest="    ")
     speed = []
     if findings.fits:
         # "12.3 s a batch of 4 (11.0 s to 13.9 s)"
@@ -94,13 +124,9 @@ def _headline(findings: DiffusionSearch) -> Iterator[Text | str]:
         passes = {"batch": ", guided in one batch", "passes": ", guided in two passes"}.get(pipeline.guidance, "")
         most = f", batch {findings.most} at most" if findings.most else ""
         yield from wrapped(f"{request.size.words}, {request.steps} steps{passes if request.guided else ''}{most}")
-    there, over = plan.cluster.host_memory_per_gpu_bytes, plan.total_bytes - plan.cluster.gpu.memory_bytes
+    there = plan.cluster.host_memory_per_gpu_bytes
     if plan.host_bytes:
         yield from wrapped(f"host memory {plan.host_bytes / GIB:,.1f} of {there / GIB:,.0f} GiB")
-    if over > 0:
-        yield from said(f"the closest plan is {format_bytes(over)} over", "red")
-    elif not findings.fits:
-        yield from said(f"its host needs {format_bytes(round(plan.host_bytes) - there)} more", "red")
 
 
 def rate_words(rate: float) -> str:
@@ -119,7 +145,7 @@ def reason(plan: DiffusionPlan, best: DiffusionPlan) -> str:
     needs = f"{plan.total_bytes / GIB:,.1f} GiB"
     if plan.total_bytes > capacity:
         return f"needs {needs}, {format_bytes(plan.total_bytes - capacity)} too much, in the {plan.moment}"
-    if not plan.host_fits:
+    if any(demand.part == "host" for demand in plan.shortages):
         there = plan.cluster.host_memory_per_gpu_bytes
         return f"needs {plan.host_bytes / GIB:,.1f} GiB of its host, which has {there / GIB:,.0f}"
     if best.total_bytes <= (1 - HEADROOM) * capacity < plan.total_bytes:
@@ -182,6 +208,10 @@ def plan_figures(findings: DiffusionSearch) -> dict[str, Any]:
         "request": asdict(findings.request),
         "best": one_figures(findings.plan),
         "most": findings.most,
+        "remedies": [
+            {"flag": flag, "flags": exact_flags(plan, flag), "plan": one_figures(plan)}
+            for flag, plan in findings.remedies
+        ],
         "others": [one_figures(plan) | {"why_not": reason(plan, findings.plan)} for plan in findings.others],
     }
 
@@ -191,6 +221,7 @@ def one_figures(plan: DiffusionPlan) -> dict[str, Any]:
     return {
         **picked(plan, "choices fits total_bytes peak_allocated_bytes peak_moment:moment"),
         "host_bytes": round(plan.host_bytes),
+        "shortages": shortage_figures(plan.shortages),
         "seconds": plan.seconds,
         "range_s": list(plan.range_s),
         "images_per_s": plan.images_per_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,9 @@ from tonnage.report.lines import beside, picked, report_width, table, wrapped
 from tonnage.units import GIB, percent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tonnage.budget.demands import Demand
     from tonnage.budget.loading import Loading, Way
     from tonnage.budget.training.configuration import Configuration
     from tonnage.hardware import Cluster
@@ -42,23 +45,43 @@ _WITHOUT_COPY = {
 _WORTH_A_WORD = 0.05
 
 
-def loading_words(loading: Loading, cluster: Cluster) -> Iterator[str]:
-    """Yield one line, and a second with a remedy if a host or GPU has too little memory."""
+def loading_words(loading: Loading, cluster: Cluster) -> str:
+    """Return what loading takes of a host and of a GPU, and how it is done."""
     memory = cluster.host_memory_bytes
     of = f" of a host's {memory / GIB:,.0f}" if memory else " of the memory that the host shares with it"
     host = f"{loading.host_bytes / GIB:,.1f} GiB{of}"
     if not loading.host_bytes:
         host = f"file cache for {loading.checkpoint_bytes / GIB:,.1f} GiB, which the host may drop"
-    yield f"loading: {host}, {loading.card_bytes / GIB:,.1f} GiB on the card; {_WAYS[loading.way]}"
-    if lacks := loading.too_large_for(cluster):
-        yield f"loading does not fit the {lacks}: {_REMEDIES[loading.way]}"
+    return f"loading: {host}, {loading.card_bytes / GIB:,.1f} GiB on the card; {_WAYS[loading.way]}"
 
 
-def loading_figures(loading: Loading, cluster: Cluster) -> dict[str, Any]:
-    """Return JSON values, by rank of one host."""
+def shortage_words(lacking: Iterable[Demand], loading: Loading | None = None) -> Iterator[str]:
+    """Yield a sentence for each part that a plan has too little of; for loading, with what helps."""
+    for demand in lacking:
+        advice = f": {_REMEDIES[loading.way]}" if demand.while_loading and loading is not None else ""
+        yield f"{demand.words}{advice}"
+
+
+def shortage_figures(lacking: Iterable[Demand]) -> list[dict[str, Any]]:
+    """Return the same as JSON values."""
+    return [
+        picked(demand, "part words")
+        | {"needed_bytes": round(float(demand.needed_bytes)), "available_bytes": demand.available_bytes}
+        for demand in lacking
+    ]
+
+
+def refusal_lines(folder: Path, lacking: Iterable[Demand]) -> list[str]:
+    """Return why `--export` writes nothing for a plan that does not fit."""
+    reasons = "; ".join(demand.words for demand in lacking)
+    return [*wrapped(f"nothing is written to {folder}, because the plan does not fit: {reasons}", rest="    "), ""]
+
+
+def loading_figures(loading: Loading, cluster: Cluster, lacking: Iterable[Demand]) -> dict[str, Any]:
+    """Return JSON values, by rank of one host; `lacking` is what the plan has too little of."""
     return {
         "way": loading.way,
-        "fits": not loading.too_large_for(cluster),
+        "fits": not any(demand.while_loading for demand in lacking),
         "host_bytes": loading.host_bytes,
         "host_bytes_by_rank": list(loading.host_bytes_by_rank),
         "host_capacity_bytes": cluster.host_memory_bytes,

@@ -9,7 +9,7 @@ from rich.text import Text
 from tonnage import __version__
 from tonnage.budget.rl import Held, Phase
 from tonnage.ledger import Category
-from tonnage.planner.rl.search import RlFindings, RlPlan
+from tonnage.planner.rl.search import OFFLOAD_NAMES, RlFindings, RlPlan
 from tonnage.planner.rl.settings import trl_settings, verl_settings
 from tonnage.report.lines import (
     bar,
@@ -20,16 +20,16 @@ from tonnage.report.lines import (
     packed,
     picked,
     report_width,
+    said,
     spaced,
     spread,
     table,
     table_unit,
     wrapped,
 )
+from tonnage.report.plans.notes import shortage_figures, shortage_words
 from tonnage.report.plans.training import flags, time_words
 from tonnage.units import GIB, format_bytes, percent
-
-_OFFLOADED = {"frozen": "reference", "optimizer": "optimizer", "weights": "weights"}
 
 
 def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str]:
@@ -38,7 +38,7 @@ def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str
     unit = table_unit(capacity)
     peak = [heading(f"at the peak, in {phase.name}")]
     for name, size in [*grouped(phase).items(), ("free", capacity - phase.total_bytes)]:
-        if size:
+        if size > 0:
             peak.append(ledger_row(name, f"{column(size, unit)} ", size / capacity, width=26, cells=24, wide=7))
     explained = _arithmetic(found.best) if explain else []
     settings = _settings(found) if found.fits else ()
@@ -51,6 +51,8 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     shape, plan, asked = found.shape, found.best, found.request
     verdict = Text("fits", "green") if found.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {found.cluster.words}", "bold"), verdict)
+    for words in shortage_words(plan.shortages, plan.trainer.loading):
+        yield from said(words, "red", rest="    ")
     work = f"{asked.prompts:,} prompt{'s' * (asked.prompts != 1)} × {asked.group:,}"
     work += f" completion{'s' * (asked.group != 1)}, {asked.prompt:,} + {asked.completion:,} tokens"
     yield from wrapped(f"{asked.algorithm}, {work}")
@@ -62,11 +64,21 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     adapters += [f"base {chosen.base}"] if chosen.lora_rank and chosen.base != "16-bit" else []
     yield from packed([*flags(plan.trainer), chosen.precision, *adapters], gap="  ")
     yield from packed(engine_words(plan), gap="  ")
-    if plan.rollout is None:
-        yield from wrapped("the KV cache has no room for one sequence", rest="    ")
-    if plan.host_bytes > plan.cluster.host_memory_per_gpu_bytes:
-        have, needed = (format_bytes(size) for size in (plan.cluster.host_memory_per_gpu_bytes, plan.host_bytes))
-        yield from wrapped(f"the host has {have} for a GPU, and {needed} would lie there", rest="    ")
+
+
+def exact_flags(plan: RlPlan, flag: str) -> list[str]:
+    """Return the flags that ask for exactly this plan, after a flag that changes what is asked."""
+    chosen, cast = plan.trainer.configuration, plan.cast
+    values: dict[str, object] = {"--framework": chosen.framework, "--zero": chosen.zero}
+    values |= {"--micro-batch": int(chosen.samples), "--checkpoint": chosen.checkpoint, "--loss": chosen.loss}
+    values |= {"--rollout-gpus": plan.rollout_gpus} if plan.cluster.gpus > 1 else {}
+    if plan.engine.configuration.engine == "vllm":
+        values["--engine-tp"] = plan.engine.configuration.tp
+    values["--utilization"] = f"{plan.utilization:g}"
+    values["--offload"] = ",".join(OFFLOAD_NAMES[name] for name in OFFLOAD_NAMES if name in cast.offload) or "none"
+    sleep = [] if plan.rollout_gpus else [f"--sleep {cast.sleep}" if cast.sleep else "--no-sleep"]
+    named = [f"{name} {value}" for name, value in values.items()]
+    return [flag] * (flag.partition(" ")[0] not in values) + [*named, *sleep]
 
 
 def engine_words(plan: RlPlan) -> list[str]:
@@ -79,7 +91,7 @@ def engine_words(plan: RlPlan) -> list[str]:
         words.append(f"sleep {cast.sleep}" if cast.sleep else "no-sleep")
     words += ["share-weights"] if cast.share_weights else []
     words += ["overlap"] if plan.request.overlap else []
-    moved = [_OFFLOADED[name] for name in _OFFLOADED if name in cast.offload]
+    moved = [OFFLOAD_NAMES[name] for name in OFFLOAD_NAMES if name in cast.offload]
     words += [f"offload {','.join(moved)}"] if moved else []
     return words
 
@@ -158,6 +170,10 @@ def _remedies(found: RlFindings) -> Iterator[Text | str]:
         for flag, plan in found.remedies:
             rows.append((flag, f"{time_words(plan.step_s)} a step", f"{plan.peak.total_bytes / GIB:,.1f} GiB a GPU"))
         yield from table(rows, align="<>>", names=(0,))
+        flag, plan = found.remedies[0]
+        yield ""
+        yield heading("the next plan that fits")
+        yield from packed(exact_flags(plan, flag), gap=" ", first="   ")
 
 
 def _settings(found: RlFindings) -> Iterator[Text | str]:
@@ -184,7 +200,9 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
         "best": _plan_figures(found.best),
         "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
         "alternatives": [_plan_figures(plan) for plan in found.alternatives],
-        "remedies": [{"flag": flag, **_plan_figures(plan)} for flag, plan in found.remedies],
+        "remedies": [
+            {"flag": flag, "flags": exact_flags(plan, flag), **_plan_figures(plan)} for flag, plan in found.remedies
+        ],
     }
 
 
@@ -193,11 +211,12 @@ def _plan_figures(plan: RlPlan) -> dict[str, Any]:
     numbers = ("micro_batch", "accumulate", "data", "shard")
     return {
         **picked(plan, "fits step_s"),
+        "shortages": shortage_figures(plan.shortages),
         "samples_per_s": plan.samples_per_s if plan.step_s else 0.0,
         "tokens_per_s": plan.tokens_per_s if plan.step_s else 0.0,
         "peak": picked(plan.peak, "phase:name total_bytes"),
         **picked(plan, "missing_bytes host_bytes rollout_gpus sleep:cast.sleep"),
-        "offload": [_OFFLOADED[name] for name in _OFFLOADED if name in plan.cast.offload],
+        "offload": [OFFLOAD_NAMES[name] for name in OFFLOAD_NAMES if name in plan.cast.offload],
         "trainer": picked(chosen, "precision optimizer checkpoint loss zero framework lora_rank base")
         | {name: int(getattr(chosen, name)) for name in numbers},
         "engine": picked(asked, "name:engine tp utilization max_seqs batched_tokens")

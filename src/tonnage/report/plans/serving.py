@@ -7,7 +7,6 @@ from typing import Any
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.budget.loading import serving_loading
 from tonnage.budget.serving.kv_cache import average_waste
 from tonnage.budget.serving.llama_cpp import LlamaBudget
 from tonnage.budget.serving.memory import ServingBudget, ServingConfiguration
@@ -16,7 +15,7 @@ from tonnage.budget.serving.vllm import GRAPHS
 from tonnage.budget.serving.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
-from tonnage.planner.serving.search import ServingPlan
+from tonnage.planner.serving.search import ServingLayout, ServingPlan
 from tonnage.report.lines import (
     beside,
     column,
@@ -33,7 +32,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.plans.notes import loading_figures, loading_words
+from tonnage.report.plans.notes import loading_figures, loading_words, shortage_figures, shortage_words
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
@@ -63,6 +62,8 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     parts = [f"{_users(plan.users)} × {asked.context:,} tokens", *layout_words(plan)]
     parts.append(f"{asked.weights} weights, {asked.kv} cache")
     head: list[Text | str] = [*spread(title, verdict), *wrapped(" · ".join(parts))]
+    for words in shortage_words(plan.shortages, plan.best.loading):
+        head += said(words, "red", rest="    ")
     if asked.stage_layers:
         head += wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
     # The memory of a GPU.
@@ -71,8 +72,7 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     for word, size in ledger_rows(budget, whole=True):
         ledger.append(ledger_row(word, f"{column(size, unit)} ", size / capacity, width=14, cells=34, wide=7))
     # Loading, and what the figures rest on.
-    loading = serving_loading(plan.shape, budget, cluster.gpus_per_host)
-    notes = [line for words in loading_words(loading, cluster) for line in said(words, "dim", rest="    ")]
+    notes = list(said(loading_words(plan.best.loading, cluster), "dim", rest="    "))
     notes += [line for note in budget.notes for line in said(note, "yellow")]
     return spaced(
         *(head, ledger, _placement(plan), _cache(plan), _beside(plan), _explained(budget) if explain else ()),
@@ -189,7 +189,7 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
 
 def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     budget = plan.best.budget
-    if plan.fits:
+    if not any(demand.part == "GPU" for demand in plan.shortages):
         return
     pool = (budget.needed_blocks * budget.kv.layout.bytes_per_block, "KV cache")
     rest = [(size, word) for word, size in ledger_rows(budget) if word != "KV cache"]
@@ -198,9 +198,6 @@ def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     yield heading("what is missing")
     sizes = (("needed", budget.needed_bytes), ("available", budget.available_bytes))
     yield from packed([*(f"{word} {format_bytes(size, 'GiB')}" for word, size in sizes), "a GPU"])
-    if isinstance(budget, LlamaBudget) and budget.host_overflows:
-        host, have = format_bytes(budget.host.total, "GiB"), format_bytes(budget.host_capacity_bytes, "GiB")
-        yield from wrapped(f"the host needs {host} and has {have}")
     yield from wrapped(f"largest: {words}", rest="    ")
 
 
@@ -219,6 +216,17 @@ def offers_title(plan: ServingPlan) -> str:
     return "what decodes faster" if plan.best.configuration.engine == "llama.cpp" else "what leaves more room"
 
 
+def lacks(layout: ServingLayout) -> str:
+    """Return how much of what a layout lacks, in a few words; empty if it fits."""
+    if layout.fits:
+        return ""
+    demand = max(layout.shortages, key=lambda demand: float(demand.missing_bytes))
+    size = format_bytes(round(float(demand.missing_bytes)))
+    if demand.while_loading:
+        return f"lacks {size} to load"
+    return f"lacks {size}" if demand.part == "GPU" else f"its {demand.part} lacks {size}"
+
+
 def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.others:
         return
@@ -226,7 +234,7 @@ def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
     for layout in plan.others[:OTHERS]:
         asked = layout.configuration
         numbers = (layout.most_users, layout.longest_context, round(layout.tokens_per_s))
-        why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
+        why = lacks(layout)
         words = f" tp {asked.tp} pp {asked.pp} × {layout.replicas}"
         cells.append((words, *(f"{number:,}" for number in numbers), why))
     head, *rows = table(cells, align="<>>><", spare=(2,))
@@ -341,7 +349,8 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         **picked(budget, "capacity_bytes needed_bytes available_bytes"),
         "config": picked(asked, _CONFIGURATION) | {"users": plan.users, "replicas": best.replicas},
         "ledger": figures | {"total_bytes": budget.total_bytes},
-        "loading": loading_figures(serving_loading(plan.shape, budget, plan.cluster.gpus_per_host), plan.cluster),
+        "shortages": shortage_figures(plan.shortages),
+        "loading": loading_figures(best.loading, plan.cluster, plan.shortages),
         "kv": {
             **picked(kv.layout, "bytes_per_token bytes_per_block block"),
             "groups": len(kv.layout.groups),

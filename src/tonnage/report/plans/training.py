@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tonnage import __version__
-from tonnage.budget.loading import training_loading
 from tonnage.budget.time.roofline import peak_rate
 from tonnage.budget.training.objectives import NEXT_TOKEN
 from tonnage.clock.ranges import comparison_error
@@ -26,6 +25,8 @@ from tonnage.report.plans.notes import (
     objective_figures,
     objective_notes,
     part_words,
+    shortage_figures,
+    shortage_words,
 )
 from tonnage.report.step_time import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.units import GIB, format_bytes, percent
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
     from tonnage.planner.training.offers import Offer
     from tonnage.planner.training.reasons import Reason
-    from tonnage.planner.training.remedies import Remedy
+    from tonnage.planner.training.remedies import NextPlan, Remedy
     from tonnage.planner.training.search import BatchingChoice, PlanSearch, TrainingPlan
 
 _REASONS = 8
@@ -46,7 +47,7 @@ _CODES = {"bold": "1", "good": "1;32", "bad": "1;31", "bar": "36", "dim": "2", "
 
 _PLAN = (
     "tight total_bytes total_range_bytes:range_bytes peak_allocated_bytes peak_reserved_bytes stages peak_moment:moment "
-    "host_bytes pinned_bytes step_time_s:step_s step_parts_s:parts_s hidden_s tokens_per_s sequences_per_s"
+    "host_bytes pinned_bytes drive_bytes step_time_s:step_s step_parts_s:parts_s hidden_s tokens_per_s sequences_per_s"
 )
 _KEYS = "parameters gradients optimizer activations workspace context fragmentation".split()
 
@@ -56,7 +57,9 @@ Line = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingAnswer:
-    """What a report says: the findings, why others lost, what would fit, offers; the whole training, ways to batch."""
+    """What a report says: the findings, why others lost, offers; the whole training, ways to batch; what would fit, and
+    the best plan with the first of these changes.
+    """
 
     findings: PlanSearch
     reasons: list[Reason]
@@ -65,6 +68,7 @@ class TrainingAnswer:
     seconds: float = 0.0
     campaign: Campaign = NONE
     batchings: Sequence[BatchingChoice] = ()
+    next_plan: NextPlan | None = None
 
 
 def print_plan(answer: TrainingAnswer, *, stream: TextIO, explain: bool) -> None:
@@ -80,6 +84,7 @@ def print_plan(answer: TrainingAnswer, *, stream: TextIO, explain: bool) -> None
         one_more_flag(findings, answer.offers),
         why_not(answer.reasons, all_of_them=explain),
         would_fit(answer.remedies),
+        next_that_fits(findings.shape, answer.next_plan),
         arithmetic(findings.closest) if explain else iter(()),
         clock(findings) if explain else iter(()),
         footer(findings, answer.seconds, explain),
@@ -102,17 +107,28 @@ def headline(findings: PlanSearch, campaign: Campaign = NONE) -> Iterator[Line]:
     *lines, last = wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {findings.cluster.words}", width=room)
     yield from _lines(lines, "bold")
     yield [(last, "bold"), (" " * (room + 2 - len(last)), ""), verdict]
-    used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
+    for words in shortage_words(plan.shortages, plan.loading):
+        yield from _lines(wrapped(words, rest="    "), "bad")
     if findings.fits:
-        rate, size, unit = pace(plan, shape)
-        speed = (f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_s)} a step of {size:,} {unit}")
-        yield from _lines(packed([*speed, used]))
+        yield from _lines(packed([*speed_words(plan, shape), used_words(plan)]))
         yield from _lines(packed(campaign_words(plan, campaign, gpus=findings.cluster.gpus)))
     else:
-        yield from _lines(packed([used]))
+        is_said = any(demand.part == "GPU" for demand in plan.shortages)
+        yield from _lines(packed([] if is_said else [used_words(plan)]))
     yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
         yield from _lines(wrapped(text, rest="    "), "dim")
+
+
+def speed_words(plan: TrainingPlan, shape: ModelShape) -> tuple[str, str]:
+    """Return tokens or images per second, and the time of a step."""
+    rate, size, unit = pace(plan, shape)
+    return f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_s)} a step of {size:,} {unit}"
+
+
+def used_words(plan: TrainingPlan) -> str:
+    """Return what the plan uses of a GPU."""
+    return f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
 
 
 def pace(plan: TrainingPlan, shape: ModelShape) -> tuple[float, int, str]:
@@ -135,6 +151,26 @@ def flags(plan: TrainingPlan) -> list[str]:
     words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", *loss]
     words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
     return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
+
+
+def exact_flags(plan: TrainingPlan, flag: str = "") -> list[str]:
+    """Return the flags that ask for exactly this plan, after a flag that changes what is asked."""
+    chosen, objective = plan.configuration, plan.configuration.objective
+    accumulate = int(chosen.accumulate * objective.in_pass // objective.sequences)
+    batch = int(chosen.samples) * accumulate * int(chosen.data)
+    values: dict[str, object] = {"--framework": chosen.framework, "--zero": chosen.zero}
+    if chosen.gpus > 1:
+        values |= {f"--{name}": getattr(chosen, name) for name in ("tp", "pp", "cp") if objective.plain}
+        values |= {"--ep": chosen.ep} if chosen.ep > 1 else {}
+        values |= {"--shard": chosen.shard} if chosen.zero and chosen.shard < chosen.data else {}
+    values["--micro-batch"] = int(chosen.samples)
+    if not (objective.sees_whole_batch or chosen.step_in_backward):
+        values["--global-batch"] = batch
+    values["--checkpoint"] = chosen.checkpoint
+    values |= {"--loss": chosen.loss} if objective.has_logits else {}
+    values["--offload"] = plan.offload.words
+    named = [f"{name} {value}" for name, value in values.items()]
+    return [flag] * bool(flag and flag.partition(" ")[0] not in values) + named
 
 
 def brief(plan: TrainingPlan, beside: TrainingPlan | None = None) -> str:
@@ -186,7 +222,12 @@ def notes(findings: PlanSearch) -> Iterator[str]:
         ranks, pinned = findings.cluster.gpus_per_host, f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
         used, there = (ranks * size / GIB for size in (plan.host_bytes, plan.host_capacity_bytes))
         yield f"host memory {plan.host_bytes / GIB:,.1f} GiB for each rank, {pinned}: {used:,.1f} of {there:,.0f} in a host"
-    yield from loading_words(training_loading(shape, chosen, findings.cluster), findings.cluster)
+    if plan.drive_bytes:
+        ranks, there = findings.cluster.gpus_per_host, findings.cluster.nvme_bytes
+        of = f"of {there / GIB:,.0f} in a host" if there else "in a host, whose drives' size is not known"
+        held = ranks * plan.drive_bytes / GIB
+        yield f"drives {plan.drive_bytes / GIB:,.1f} GiB for each rank: {held:,.1f} {of}"
+    yield loading_words(plan.loading, findings.cluster)
     if chosen.precision == "fp16-mixed" and not findings.cluster.gpu.has_bf16:
         yield f"{findings.cluster.gpu.name} has no BF16: it trains in FP16, whose gradients need their loss scaled"
     if shape.max_positions and chosen.seq > shape.max_positions:
@@ -195,15 +236,15 @@ def notes(findings: PlanSearch) -> Iterator[str]:
 
 
 def does_not_fit(findings: PlanSearch) -> Iterator[Line]:
-    """Yield how far the closest configuration is from fitting, and its largest terms."""
+    """Yield how far the closest configuration is from fitting on a GPU, and its largest terms."""
     plan = findings.closest
     if findings.fits:
         return
-    over, what = plan.total_bytes - plan.capacity_bytes, "is {} over"
+    searched, over = f"the closest of {findings.searched:,} configurations", plan.total_bytes - plan.capacity_bytes
     if over <= 0:
-        over, what = plan.host_bytes - plan.host_capacity_bytes, "needs {} more of its host"
-    words = f"the closest of {findings.searched:,} configurations {what.format(format_bytes(over))}"
-    yield from _lines(wrapped(f"{words}; its largest terms:"), "bad")
+        yield from _lines(wrapped(f"it is {searched}; a GPU has room for it"), "bad")
+        return
+    yield from _lines(wrapped(f"{searched} is {format_bytes(over)} over; its largest terms:"), "bad")
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes))[:_TERMS]:
         yield [(f"  {column(round(float(term.size_bytes)), 'GiB')}  {term.name}", "")]
 
@@ -303,6 +344,15 @@ def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
         yield from _lines(wrapped(remedy.flag, first="     "))
 
 
+def next_that_fits(shape: ModelShape, following: NextPlan | None) -> Iterator[Line]:
+    """Yield the flags that ask for the best plan with the first change that helps, and its speed and size."""
+    if following is None:
+        return
+    yield [("  the next plan that fits", "bold")]
+    yield from _lines(packed(exact_flags(following.plan, following.flag), gap=" ", first="   "))
+    yield from _lines(packed([*speed_words(following.plan, shape), used_words(following.plan)], first="   "))
+
+
 def arithmetic(plan: TrainingPlan) -> Iterator[Line]:
     """Yield every term: its bytes, source, formula and inputs."""
     yield [("  term by term, at the peak", "bold")]
@@ -378,7 +428,8 @@ def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
         **picked(findings, "fits capacity_bytes:cluster.gpu.memory_bytes"),
         "model": picked(shape, names),
         "cluster": picked(cluster, "gpu:gpu.key gpus gpus_per_host hosts host:host.name"),
-        "loading": loading_figures(training_loading(shape, findings.closest.configuration, cluster), cluster),
+        "shortages": shortage_figures(findings.closest.shortages),
+        "loading": loading_figures(findings.closest.loading, cluster, findings.closest.shortages),
         "best": one_figures(findings.closest) | whole,
         "alternatives": [one_figures(plan) for plan in findings.alternatives],
         "offers": [
@@ -388,9 +439,16 @@ def plan_figures(answer: TrainingAnswer) -> dict[str, object]:
         "fastest": one_figures(findings.fastest) if findings.fastest else None,
         "front": [one_figures(plan) for plan in findings.front],
         "rejected": [asdict(reason) for reason in answer.reasons],
-        "remedies": [asdict(remedy) for remedy in answer.remedies],
+        "remedies": [picked(remedy, "change flag total_bytes capacity_bytes") for remedy in answer.remedies],
+        "next_plan": _next_figures(answer.next_plan),
         "searched": counts,
     }
+
+
+def _next_figures(following: NextPlan | None) -> dict[str, object] | None:
+    if following is None:
+        return None
+    return {"flags": exact_flags(following.plan, following.flag), "plan": one_figures(following.plan)}
 
 
 def one_figures(plan: TrainingPlan) -> dict[str, Any]:
@@ -403,6 +461,7 @@ def one_figures(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
+        "shortages": shortage_figures(plan.shortages),
         "ledger": ledger_figures(plan.ledger, plan.total_bytes),
         **picked(plan, _PLAN),
         "samples_per_s": plan.samples / plan.step_s,

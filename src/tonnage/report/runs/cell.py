@@ -23,7 +23,7 @@ _LARGEST = 5
 _FIXES = 4
 _COLUMNS = 240
 _WIDTH, _HEIGHT = 640, 120
-_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed"}
+_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed", "depends": "depends on unknown values"}
 
 
 def cell_text(recording: Recording) -> str:
@@ -80,7 +80,9 @@ def _headline(recording: Recording, ahead: Outlook) -> str:
     what = "out of memory" if recording.oom else "peak"
     where = f"<br>{what} in {escape(at.phase or 'setup')} at <code>{escape(at.line)}</code>" if at and at.line else ""
     verdict = CLIMBS if ahead.climb and header.outcome == "ok" else _VERDICTS[header.outcome]
-    said = "".join(f"<br>{escape(line)}" for line in ahead.lines)
+    dependence = recording.dependence
+    because = [dependence.sentence, dependence.advice] if dependence else []
+    said = "".join(f"<br>{escape(line)}" for line in [*because, *ahead.lines])
     return (
         f"<p><b>{escape(header.gpu_name)}</b> ({escape(header.source)}): <b>{verdict}</b><br>{peaks}{where}{said}</p>"
     )

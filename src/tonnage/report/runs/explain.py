@@ -99,6 +99,8 @@ def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, ver
         phase = f", in {found.place.phase}" if found.place.phase else ""
         behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
         cause.append(Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim"))
+    elif found.place.phase:
+        cause.append(Text(f"  in {found.place.phase}", style="dim"))
     if episode.count > 1:
         words = f"  the last of {episode.count:,} in the text, at line {episode.first_line:,}"
         cause.append(Text(words, style="dim"))

@@ -25,7 +25,7 @@ _USUAL = 2.5 * 1.4826
 _SHARE_OF_MEDIAN = 0.05
 _PARTS_NAMED = 3
 _WORTH_NAMING = 0.1
-_VERDICTS = {"ok": "", "oom": "out of memory", "error": "failed"}
+_VERDICTS = {"ok": "", "oom": "out of memory", "error": "failed", "depends": "depends on values"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ def compare_ranks(summary: ClusterSummary) -> Comparison:
         Kind(same[0], tuple(sorted(other for rank in same for other in rank.stands_for))) for same in alike.values()
     ]
     kinds = tuple(sorted(found, key=lambda kind: kind.ranks[:1]))
-    compared = [kind for kind in kinds if not kind.first.stopped and kind.first.outcome != "error"]
+    compared = [kind for kind in kinds if not kind.first.stopped and kind.first.outcome not in ("error", "depends")]
     if 2 * _count(compared) <= _count(kinds):
         return Comparison(kinds, None, ())
     typical = _median({kind: kind.process_bytes for kind in compared})

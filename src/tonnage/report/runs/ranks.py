@@ -20,7 +20,12 @@ from tonnage.report.runs.total import CLIMBS
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.units import format_bytes
 
-_VERDICTS = {"ok": ("fits", "bold green"), "oom": ("does not fit", "bold red"), "error": ("failed", "bold yellow")}
+_VERDICTS = {
+    "ok": ("fits", "bold green"),
+    "oom": ("does not fit", "bold red"),
+    "error": ("failed", "bold yellow"),
+    "depends": ("depends on unknown values", "bold yellow"),
+}
 _NAMES_WIDTH = 23
 _WIDE = 80
 _ODD = "◂"
@@ -77,7 +82,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         ranks.append({"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures})
     return base | {
         "outcome": summary.outcome,
-        "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
+        "fits": {"ok": True, "oom": False}.get(summary.outcome),
         "error": summary.trouble or base.get("error", ""),
         **picked(summary, "exit_status world_size:gpus hosts gpus_per_host dies_first"),
         "writes": asdict(summary.writes),
@@ -101,7 +106,7 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
     climbs = advice.outlook.climb and summary.outcome == "ok"
     verdict = Text(*((CLIMBS, "bold yellow") if climbs else _VERDICTS[summary.outcome]))
     head = [*spread(Text(f"  {summary.words}", style="bold"), verdict)]
-    if summary.ranks and summary.outcome != "error":
+    if summary.ranks and summary.outcome not in ("error", "depends"):
         ran, every = len(summary.ranks), summary.gpus
         head.append(Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran"))
     sections: list[Iterable[Text | str]] = [

@@ -13,8 +13,9 @@ from tonnage.explain.case import is_limited_by_itself
 from tonnage.explain.total import AllCards
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, FailedRequest, Recording, telling_lines
+from tonnage.recording.records import Dependence
 from tonnage.recording.timeline import name_at
-from tonnage.recording.writes import ScriptWrites, writes_sentence
+from tonnage.recording.writes import ScriptWrites, path_in, writes_sentence
 from tonnage.report.lines import (
     column,
     cut,
@@ -45,7 +46,7 @@ _LONGEST_REASON = 320  # characters
 _WORTH_SAYING = 0.01
 # Phases that are not mentioned beside the others.
 _BESIDE = ("setup", "other", "data")
-_STYLES = {"ok": "bold green", "oom": "bold red", "error": "bold yellow"}
+_STYLES = {"ok": "bold green", "oom": "bold red", "error": "bold yellow", "depends": "bold yellow"}
 
 
 def print_report(
@@ -116,7 +117,11 @@ def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
 
 def failure(recording: Recording) -> Iterator[Text]:
     """Yield why the script failed, if not for lack of memory."""
-    header = recording.header
+    header, dependence = recording.header, recording.dependence
+    if dependence is not None:
+        yield from said(clipped(dependence.sentence, _LONGEST_REASON), "yellow", rest="    ")
+        yield from said(clipped(dependence.advice, _LONGEST_REASON), rest="    ")
+        yield Text("  the figures are of what ran until then", style="dim")
     if header.outcome == "error" and header.error:
         yield from said(f"failed: {clipped(header.error.splitlines()[0], _LONGEST_REASON)}", "yellow")
         yield Text("  the figures are of what ran until then", style="dim")
@@ -207,11 +212,14 @@ def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
     if stand_ins:
         total = sum(stand_in.count for stand_in in stand_ins)
         words = f"{total} {'value was' if total == 1 else 'values were'} read from the virtual GPU"
+        deciding = [each for each in stand_ins if each.decides]
+        if deciding:
+            words += f", {sum(each.count for each in deciding)} of them decided what runs"
         first = f"{stand_ins[0].what} ×{stand_ins[0].count}{', …' if len(stand_ins) > 1 else ''}"
-        rows = [(f"×{each.count}", each.what, each.line, each.value) for each in stand_ins]
+        rows = [(f"×{each.count}", each.what, each.line, each.value, each.decides) for each in stand_ins]
         if verbose:
             yield Text(f"  {words}", style="dim")
-            yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
+            yield from (Text(row, style="dim") for row in table(rows, align="<<<<<", names=(1, 2, 3, 4), first="   "))
         else:
             yield from said(f"{words} ({first}): --verbose", "dim", rest="    ")
     for note in recording.notes:
@@ -234,7 +242,7 @@ def write_lines(writes: ScriptWrites | None, folder: str, *, verbose: bool = Fal
     yield from said(writes_sentence(writes, folder=folder), style, rest="    ")
     if not verbose:
         return
-    rows = [(format_bytes(file.size_bytes), file.change, file.path) for file in writes.files]
+    rows = [(format_bytes(file.size_bytes), file.change, path_in(folder, file.path)) for file in writes.files]
     yield from map(Text, table(rows, align="><<", names=(2,), first="   "))
 
 
@@ -276,6 +284,13 @@ def _place_lines(recording: Recording, what: str, at: Allocation | FailedRequest
         yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
 
 
+def dependence_figures(dependence: Dependence | None) -> dict[str, Any] | None:
+    """Return the values of what a run depended on, and what to do."""
+    if dependence is None:
+        return None
+    return {**asdict(dependence), "assume": dependence.assumption, "advice": dependence.advice}
+
+
 def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
     """Return the values of the first GPU; with several GPUs, each one's are in `cards`."""
     each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
@@ -305,6 +320,7 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(_LARGEST_IN_JSON)],
         "host": host_figures(recording.host),
         "oom": asdict(recording.oom) if recording.oom else None,
+        "depends_on": dependence_figures(recording.dependence),
         "fixes": [asdict(fix) for fix in advice.fixes],
         "larger_card": advice.larger_card,
         "total": asdict(advice.total) if advice.total else None,

@@ -22,7 +22,7 @@ _STOPPED = {
     REPEATS: "it was stopped when its steps repeated: what it would do after them is not in this",
     PATIENCE: "it was stopped after five minutes: what it would do later is not in this",
 }
-_WORDS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
+_WORDS = {"ok": "fits", "oom": "does not fit", "error": "script failed", "depends": "depends on unknown values"}
 CLIMBS = "fits so far, but climbs"
 
 

@@ -137,7 +137,7 @@ class Service:
         return model | {"max_model_len": self.context}
 
     def health(self) -> Response:
-        """GET /health: whether requests are accepted."""
+        """GET /health, GET or POST /ping: whether requests are accepted."""
         if self.worker.broken:
             return JSONResponse({"status": "broken", "reason": self.worker.broken}, 503)
         if self.worker.draining:
@@ -175,6 +175,7 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     app.add_api_route("/v1/models", service.models, response_model=None)
     app.add_api_route("/v1/models/{name:path}", service.one_model, response_model=None)
     app.add_api_route("/health", service.health, response_model=None)
+    app.add_api_route("/ping", service.health, methods=["GET", "POST"], response_model=None)
     app.add_api_route("/ledger", service.ledger, response_model=None)
     app.add_api_route("/version", lambda: {"version": __version__}, response_model=None)
     app.add_api_route("/metrics", service.scrape, response_model=None)

@@ -122,6 +122,10 @@ def salt_of(tenant: str, cache_salt: str | None, user: str | None) -> str:
     return _digest(json.dumps(parts).encode()).hex() if any(parts) else ""
 
 
+# What probes, load balancers and Prometheus ask for, which have no key; vLLM leaves these open, too.
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+
 class AccessMiddleware:
     """Middleware that checks every request first, including those for unknown routes."""
 
@@ -134,10 +138,11 @@ class AccessMiddleware:
             lengths = (len(name) + len(value) for name, value in scope["headers"])
             authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             error = None
+            tenant = "" if scope["path"] in OPEN_PATHS else self._keys.tenant(authorization)
             # The parser only limits incomplete headers.
             if sum(lengths) + len(scope["raw_path"]) + len(scope["query_string"]) > HEADER_BYTES:
                 error = ApiError(431, f"The headers are larger than {HEADER_BYTES // KIB} KiB.")
-            elif (tenant := self._keys.tenant(authorization)) is None:
+            elif tenant is None:
                 error = ApiError(
                     401, "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
                     kind="authentication_error", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},

@@ -31,9 +31,14 @@ Show = Callable[[EngineState, Load], None]
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a drain before shutdown, during which new requests are answered with 503."""
+    """uvicorn with a drain before shutdown, during which new requests are answered with 503.
 
-    def __init__(self, app: "fastapi.FastAPI", worker: Worker, *, drain_s: float) -> None:
+    `ready` is called once connections are accepted.
+    """
+
+    def __init__(
+        self, app: "fastapi.FastAPI", worker: Worker, *, drain_s: float, ready: Callable[[], None] | None = None
+    ) -> None:
         # h11 limits the headers; the other parsers do not.
         super().__init__(
             uvicorn.Config(
@@ -41,13 +46,24 @@ class Server(uvicorn.Server):
                 log_level="warning", access_log=False, server_header=False,
             )
         )  # fmt: skip
-        self._worker, self._drain_s = worker, drain_s
+        self._worker, self._drain_s, self._ready = worker, drain_s, ready
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal, or `stop`."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process bound the same port and was the first to listen
+            await self.lifespan.shutdown()
+            host, port = sockets[0].getsockname()[:2] if sockets else ("?", 0)
+            raise _cannot_listen(host, port, error) from None
+        if self.started and self._ready is not None:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal; stop at once on the next."""
@@ -86,22 +102,34 @@ def listen(host: str, port: int) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except (OSError, OverflowError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = f"Cannot listen on {host} port {port}: {reason}."
-            raise RequestError(problem, hint="Choose another --port or --host.") from None
+            raise _cannot_listen(host, port, error) from None
         undo.pop_all()
     bound.setblocking(False)
     return bound
 
 
+def _cannot_listen(host: str, port: int, error: Exception) -> RequestError:
+    reason = getattr(error, "strerror", None) or error
+    return RequestError(f"Cannot listen on {host} port {port}: {reason}.", hint="Choose another --port or --host.")
+
+
+def url_of(host: str, bound: socket.socket) -> str:
+    """Return the URL under which a bound socket is reached, with the port that the system chose if none was named."""
+    named = f"[{host}]" if ":" in host else host
+    return f"http://{named}:{bound.getsockname()[1]}"
+
+
 async def serve(
     engine: "Engine", name: str, bound: socket.socket, *, keys: Sequence[str], drain_s: float, watch_s: float | None,
-    stream: TextIO,
+    stream: TextIO, ready: Callable[[], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Serve until a signal comes and requests are drained; return False if a step hangs."""
+    """Serve until a signal comes and requests are drained; return False if a step hangs.
+
+    `ready` is called once connections are accepted.
+    """
     worker = Worker(engine)
     service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)
-    server = Server(create_app(service, keys), worker, drain_s=drain_s)
+    server = Server(create_app(service, keys), worker, drain_s=drain_s, ready=ready)
     watch = asyncio.create_task(_watched(service, server, watch_s, stream)) if watch_s is not None else None
     try:
         await server.serve([bound])

@@ -30,8 +30,8 @@ from tonnage.recording.writes import ScriptWrites
 from tonnage.script.running import Program
 from tonnage.virtual.cluster.exchange import Payload, rank_names
 from tonnage.virtual.cluster.hub import Hub, Journal
-from tonnage.virtual.redirect import Redirection
 from tonnage.virtual.cluster.rank import Child, RankRun, look_for_idle, look_for_polling, output_of, run_rank, start
+from tonnage.virtual.redirect import Redirection
 
 _POLL_S = 1.0
 _MOST_ROUNDS = 4
@@ -177,7 +177,7 @@ class _RankSearch:
             # Running out of memory does not end the job: other ranks may, too.
             header = words[1].recording.header
             why = "ran out of memory" if header.outcome == "oom" else header.error
-            ends_all = header.outcome == "error" and not words[1].stopped
+            ends_all = header.outcome in ("error", "depends") and not words[1].stopped
         del self._by_pipe[child.pipe]
         self._hub.end(child.rank, why)
         if ends_all and not self._hub.journal.trouble:
@@ -253,12 +253,20 @@ def recorded(cluster: Cluster, runs: Sequence[RankRun], trouble: str = "") -> Cl
     `trouble` is a problem between ranks (a mismatch, a missing peer), or the error that ended them all.
     """
     outcomes = {run.outcome for run in runs if not run.stopped}
-    failed = [run.recording.header.exit_status for run in runs if run.outcome == "error" and not run.stopped]
-    outcome: Outcome = "oom" if "oom" in outcomes else "error" if trouble or "error" in outcomes or not runs else "ok"
+    by_itself = [run for run in runs if run.outcome in ("error", "depends") and not run.stopped]
+    failed = [run.recording.header.exit_status for run in by_itself]
+    outcome: Outcome = "ok"
+    if "oom" in outcomes:
+        outcome = "oom"
+    elif "error" not in outcomes and "depends" in outcomes:
+        outcome = "depends"
+    elif trouble or "error" in outcomes or not runs:
+        outcome = "error"
     # The first to die has made the fewest steps and calls.
     dead = [run for run in runs if run.outcome == "oom"]
     first = min(dead, key=lambda run: (run.recording.oom.step if run.recording.oom else 0, run.calls), default=None)
-    worst = first or max(runs, key=lambda run: run.recording.peak_reserved_bytes, default=None)
+    dependent = next((run for run in by_itself if outcome == "depends"), None)
+    worst = first or dependent or max(runs, key=lambda run: run.recording.peak_reserved_bytes, default=None)
     header = worst.recording.header if worst else None
     summary = ClusterSummary(
         words=cluster.words,

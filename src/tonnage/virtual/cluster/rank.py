@@ -32,6 +32,7 @@ from tonnage.script.running import Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cluster.exchange import HubExchange, OwnExchange, PeerError, at
 from tonnage.virtual.cluster.hub import Answer, Hub
+from tonnage.virtual.going_on import Stopped
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.script import recorded
 
@@ -100,7 +101,9 @@ def run_rank(
     whole = WholeModels(rank, cluster.gpus_per_host)
     whole.watch(patches)
     try:
-        ending = run_as_main(program, own, session.torch, quick_imports(), (PeerError,))
+        ending = run_as_main(
+            program, own, session.torch, quick_imports(), (PeerError, Stopped), session.stand_ins.explain
+        )
     finally:
         patches.undo()
         session.close()

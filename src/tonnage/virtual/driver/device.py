@@ -29,7 +29,7 @@ from tonnage.virtual.recorded import RecordedDevice
 # `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
 _EVENT = struct.Struct("=iiQqqQiiii8q")
 _AT_ONCE = ctypes.c_int64(4096)
-_ALLOC, _FREE, _OOM = 1, 2, 7
+_ALLOC, _FREE, _OOM, _WORKSPACE = 1, 2, 7, 12
 _HOST = {8: host_memory.ALLOCATED, 9: host_memory.FREED, 10: host_memory.PINS, 11: host_memory.SENT}
 _SEGMENTS: dict[int, SegmentAction] = {3: "segment_alloc", 4: "segment_free", 5: "segment_map", 6: "segment_unmap"}
 # c10::ScalarType, by number
@@ -180,6 +180,8 @@ class DriverDevice(RecordedDevice):
             elif kind == _FREE:
                 self.freed(address, serial)
                 self.on_freed(address)
+            elif kind == _WORKSPACE:
+                super().categorise(Category.WORKSPACE, [address], None)
             elif kind == _OOM:
                 self.failed(
                     self._module(), requested_bytes=size, free_bytes=self._core.tn_free_bytes(0),

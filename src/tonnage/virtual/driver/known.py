@@ -33,6 +33,7 @@ class KnownValues:
         self._plain = torch._C._VariableFunctions
         self._mirrors: dict[int, _Mirror] = {}
         self._laws: dict[int, int] = {}
+        self._guessed: set[int] = set()  # addresses of storages whose known values were assumed
 
     def is_known(self, tensor: Any) -> bool:
         return self._mirror(tensor) is not None
@@ -44,6 +45,11 @@ class KnownValues:
         """Drop the values at an address that was freed or overwritten."""
         self._mirrors.pop(address, None)
         self._laws.pop(address, None)
+        self._guessed.discard(address)
+
+    def is_guessed(self, *tensors: Any) -> bool:
+        """Whether known values of one of these tensors were assumed, or computed from such values."""
+        return bool(self._guessed) and any(t.is_cuda and address_of(t) in self._guessed for t in tensors)
 
     def host_view(self, tensor: Any) -> Any:
         """Return the values of a known tensor, on the host."""
@@ -52,8 +58,11 @@ class KnownValues:
         empty = self._plain.empty(0, dtype=tensor.dtype)
         return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:
-        """Set the values of the tensor. A `fresh` one's storage holds nothing else, and may be larger."""
+    def put(self, tensor: Any, values: Any, fresh: bool = False, guess: bool = False) -> None:
+        """Set the values of the tensor. A `fresh` one's storage holds nothing else, and may be larger.
+
+        A `guess` was assumed, or computed from what was.
+        """
         if not self._may_be_known(tensor) or not tensor.is_cuda:
             return
         self._device.drain()  # log entries may concern earlier blocks at these addresses
@@ -68,6 +77,10 @@ class KnownValues:
         mirror.version = version_of(tensor)
         self._mirrors[address] = mirror
         self._laws.pop(address, None)
+        if guess:
+            self._guessed.add(address)
+        elif self._guessed and (fresh or self._is_whole(tensor)):
+            self._guessed.discard(address)
         self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
 
     def _is_whole(self, tensor: Any) -> bool:

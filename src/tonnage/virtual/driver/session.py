@@ -54,7 +54,7 @@ class DriverSession(Session):
         loading.choose_code(self.core, gpu, installed, built_for)
         super().__init__(gpu, torch, installed.split("+")[0], cards)
         self.device = DriverDevice(gpu, version, self.core, torch)
-        self.stand_ins = StandIns(self.device.attribution.line)
+        self.stand_ins = StandIns(self.device.attribution.line, self.device.held)
         if torch_version and version_pair(torch_version) != version:
             words = (
                 f"The installed {installed} ran as it is, not {torch_version}: a CUDA build models no other version."

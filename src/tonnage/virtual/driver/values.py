@@ -49,6 +49,7 @@ _NAMES = {
     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
 }  # fmt: skip
 _DECISIVE = {"bitwise_or": 1, "logical_or": 1, "bitwise_and": 0, "logical_and": 0, "mul": 0}
+_MOST_CHECKS = 4  # that an operator makes of its arguments
 _ALL_TRUE = "Every element of a mask whose values are not known counts as true."
 _SHARE = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
 _DISTINCT = "All values that are not known count as distinct."
@@ -79,6 +80,7 @@ class DriverValues(KnownValues):
             ("aten", "CUDA", self._sampled, _TRACKED["sampled"]),
             ("aten", "CUDA", self._filled, _TRACKED["filled"]),
             ("aten", "CUDA", self._flag, _FLAGS),
+            ("aten", "CUDA", self._checked, _TRACKED["checked"]),
             ("aten", "CUDA", self._chosen, _TRACKED["chosen"]),
             ("aten", "SparseCUDA", self._coalesced, ["_coalesce"]),
             ("c10d", "CUDA", self._collective, _TRACKED["collectives"]),
@@ -96,32 +98,37 @@ class DriverValues(KnownValues):
             # Results of an expanded operand may be too large to keep.
             known = all(t.numel() <= MOST_INTEGERS for t in tensors)
         if not known:
-            decided = None
+            decided, is_guess = None, False
             if tensors and (decisive := _DECISIVE.get(name.rstrip("_"))) is not None:
                 # One known operand of `|` or `&` may decide the result alone.
-                here = (self.host_view(t) for t in tensors if t.is_cuda and self._mirror(t) is not None)
-                if any(bool((without_repeats(values) == decisive).all()) for values in here):
+                here = [t for t in tensors if t.is_cuda and self._mirror(t) is not None]
+                deciding = [t for t in here if bool((without_repeats(self.host_view(t)) == decisive).all())]
+                if deciding:
                     decided = decisive
+                    is_guess = all(self.is_guessed(t) for t in deciding)
             result = call()
             if self._laws:
                 self._follow_law(operator, arguments, result)
             if decided is not None:
-                self._put_number(result, decided)
+                self._put_number(result, decided, guess=is_guess)
             elif in_place:
                 self.dropped(address_of(arguments[0]))
             return result
         on_host = self._host_copy(arguments)
         # In place, the mirror itself is written; otherwise inputs must be read before torch may reuse their blocks.
         values = None if in_place else _quietly(operator, on_host, keywords)
+        guess = self.is_guessed(*tensors)
         result = call()
         if in_place:
             _quietly(operator, on_host, keywords)
             mirror = self._mirror(arguments[0])
             if mirror is not None:
                 mirror.version = version_of(arguments[0])
+                if guess:
+                    self._guessed.add(address_of(arguments[0]))
         elif values is not None:
             for made, value in zip(self._tensors([result]), self._tensors([values]), strict=False):
-                self.put(made, value)
+                self.put(made, value, guess=guess)
         return result
 
     def _tensors(self, values: Any) -> Iterator[Any]:
@@ -137,9 +144,9 @@ class DriverValues(KnownValues):
             return [self._host_copy(each) for each in value]
         return self._on_host(value) if isinstance(value, self._torch.Tensor) else value
 
-    def _put_number(self, tensor: Any, number: float) -> None:
+    def _put_number(self, tensor: Any, number: float, guess: bool = False) -> None:
         """Set all values of the tensor to one number."""
-        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype))
+        self.put(tensor, self._plain.full(tensor.shape, number, dtype=tensor.dtype), guess=guess)
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
         """Derive the law of the result from those of the operands."""
@@ -205,7 +212,7 @@ class DriverValues(KnownValues):
         if answer is None and is_number:
             answer = beyond_tolerance(name, float(last))
         if answer is not None:
-            self._put_number(result, answer)
+            self._put_number(result, answer, guess=True)
         return result
 
     def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -233,7 +240,7 @@ class DriverValues(KnownValues):
                 shape = list(indices.shape)
                 count = shape.pop(dim)
                 drawn = ranked.reshape(*shape, count).movedim(-1, dim)
-        self.put(indices, drawn)
+        self.put(indices, drawn, guess=True)
         return result
 
     # Reading values
@@ -243,10 +250,14 @@ class DriverValues(KnownValues):
         tensor = arguments[0]
         if self._told:
             return self._told.pop(0)
-        if self._mirror(tensor) is not None:
-            return self.host_view(tensor).item()
         dtype = _dtype(tensor) or str(tensor.dtype)
-        value = self._session.stand_ins.read(dtype, -1)
+        guess = None
+        if self._mirror(tensor) is not None:
+            known = self.host_view(tensor).item()
+            if not self.is_guessed(tensor):
+                return known
+            guess = float(known)
+        value = self._session.stand_ins.read(dtype, -1, guess)
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -257,12 +268,14 @@ class DriverValues(KnownValues):
         if to.is_cuda:
             law = self._law_number(source) if from_card else 0
             if known:
-                self.put(to, self._on_host(source).expand(to.shape))
+                self.put(to, self._on_host(source).expand(to.shape), guess=from_card and self.is_guessed(source))
             else:
                 self.dropped(address_of(to))
                 if law:
                     self._derive_law("aten::copy_", [law], to.numel(), to)
         elif from_card and known:
+            if self.is_guessed(source):
+                self._session.stand_ins.remember(_dtype(source), source.numel())
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
             placeholder = self._session.stand_ins.read(_dtype(source) or str(source.dtype), source.numel())
@@ -306,6 +319,7 @@ class DriverValues(KnownValues):
         """Return the law of the tensor, if any, and note the assumption that follows."""
         law = self._session.laws.of(self._law_number(tensor))
         self._session.stand_ins.assume(name, if_unknown if law is None else if_known)
+        self._session.stand_ins.size(name, tensor.numel())
         return law
 
     def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
@@ -324,6 +338,17 @@ class DriverValues(KnownValues):
         if found is not None:
             self.put(result, found, fresh=True)
         return result
+
+    def _checked(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
+        """Run an operator whose own check reads a flag, which holds for values that are not known."""
+        checked = [tensor for tensor in self._tensors(arguments) if tensor.is_cuda]
+        if not checked or all(self._mirror(tensor) is not None for tensor in checked):
+            return call()
+        self._told = [True] * _MOST_CHECKS
+        try:
+            return call()
+        finally:
+            self._told = []
 
     def _histogram(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Run a histogram without given bounds, which torch reads from the card: any two will do."""

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tonnage.ledger import Category
 from tonnage.virtual.kernels.library_sizes import KINDS, RecurrentNetwork, dropout_state_bytes
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
@@ -95,7 +96,9 @@ def _half(tensor: Any) -> Any:
 def init_dropout_state(*_: Any, device: torch.device | None = None, **__: Any) -> Tensor:
     """Allocate the dropout state, which is kept for the rest of the run."""
     size = dropout_state_bytes(active().gpu.sm_count, active().gpu.max_threads_per_sm)
-    return torch.empty(size, dtype=torch.uint8, device=device or "cuda")
+    states = torch.empty(size, dtype=torch.uint8, device=device or "cuda")
+    active().device.categorise(Category.WORKSPACE, [states.data_ptr()], None)
+    return states
 
 
 @kernel("_cudnn_rnn_flatten_weight")

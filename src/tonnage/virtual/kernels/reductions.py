@@ -25,7 +25,7 @@ from tonnage.virtual.kernels.registry import (
     plain,
     scratch,
 )
-from tonnage.virtual.kernels.values import choose, is_known
+from tonnage.virtual.kernels.values import choose, guess, is_known
 from tonnage.virtual.session import active
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -132,7 +132,7 @@ def _register(name: str, kind: str) -> None:
             _stage(self, first, dim, bool(keepdim), kind)
         if otherwise is not None and not is_known(first):
             active().stand_ins.assume(word, f"Of values that are not known, `{word}` is {otherwise}.")
-            first.fill_(otherwise)
+            guess(first.fill_(otherwise))
         elif kind == "indexed" and self.dim():
             choose(result[1], self.shape[argument("dim", given, keywords)], word)
         return result

@@ -33,6 +33,12 @@ def forget(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def guess(tensor: Tensor) -> Tensor:
+    """Mark the tensor's known values as assumed."""
+    active().library.tonnage_mark_guessed(tensor.untyped_storage()._cdata)
+    return tensor
+
+
 def law_of(tensor: Tensor) -> Law | None:
     """Return the law assumed for the tensor's values, if they are unknown."""
     session = active()
@@ -45,6 +51,7 @@ def true_elements(mask: Tensor) -> int:
     unknown = "Every element of a mask whose values are not known counts as true."
     share = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
     active().stand_ins.assume("nonzero", unknown if law is None else share)
+    active().stand_ins.size("nonzero", mask.numel())
     return mask.numel() if law is None else as_mask(law).count(mask.numel())
 
 
@@ -61,7 +68,7 @@ def choose(result: Tensor, choices: int, operator: str) -> Tensor:
     if result.numel() > MOST_KNOWN or is_known(result):
         return result
     active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
-    return put(result, torch.randint(max(choices, 1), result.shape, generator=_generator))
+    return guess(put(result, torch.randint(max(choices, 1), result.shape, generator=_generator)))
 
 
 def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Tensor:
@@ -77,7 +84,7 @@ def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Te
     else:  # too many to rank: equal steps from a random start, so that all are distinct and none is preferred
         start = torch.randint(choices, (rows, 1), generator=_generator)
         drawn = (start + max(choices // max(count, 1), 1) * torch.arange(count)) % choices
-    return put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous())
+    return guess(put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous()))
 
 
 # Flags: no value is infinite or NaN, and all checks hold
@@ -86,6 +93,7 @@ def choose_distinct(result: Tensor, choices: int, dim: int, operator: str) -> Te
 def _flag(result: Tensor, value: bool) -> None:
     if result.numel() <= MOST_KNOWN and not is_known(result):
         result.fill_(value)
+        guess(result)
 
 
 @after_outputs("isnan", "isposinf", "isneginf")
@@ -122,7 +130,7 @@ def _register_comparison(name: str) -> None:
         huge = [_huge(self), _huge(other)]
         if any(values is not None for values in huge):
             left, right = (torch.zeros(()) if values is None else values for values in huge)
-            put(result, getattr(torch.ops.aten, name).Tensor(left, right).expand(result.shape))
+            guess(put(result, getattr(torch.ops.aten, name).Tensor(left, right).expand(result.shape)))
 
 
 def _huge(operand: Tensor | float) -> Tensor | None:

@@ -19,9 +19,15 @@ struct Block {
   c10::Storage shadow;
   uint32_t session;   // that it belongs to: a block may outlive its virtual GPU and die while another one is open
   int32_t law = 0;    // what is assumed of its values (see laws.cpp); 0 is nothing
+  bool guess = false;  // whether the bytes of `shadow` were assumed, or computed from such
 };
 
 c10::Allocator* device_allocator();
+inline bool some_are_guessed = false;  // whether there ever was a guess: most programs have none to look for
+inline void mark_guess(Block& block) {
+  block.guess = block.shadow.unsafeGetStorageImpl() != nullptr;
+  some_are_guessed = true;
+}
 
 // For as long as it lives, what is allocated is a tensor of this shape and type.
 struct Describe {

@@ -276,15 +276,23 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   stack->erase(stack->end() - count, stack->end());
   std::optional<LawQuestion> question;
   if (involves_law(traits, arguments)) question.emplace(traits, arguments);
+  bool guessed = false;
+  if (some_are_guessed)
+    for (const auto& value : arguments) for_tensors(value, [&](const Tensor& t) { guessed |= is_guessed(t); });
   Outcome outcome = learn(op, traits, arguments);
   for (const auto& stand : outcome.stands) {
     if (!stand.written) continue;
     if (is_device(stand.original)) follow_resize(stand.original, stand.stand);
     if (!outcome.known) forget(stand.original);
     else if (is_device(stand.original) && !is_known(stand.original)) adopt_shadow(stand.original, stand.stand);
+    if (outcome.known && guessed) mark_guessed(stand.original);
   }
   for (const auto& result : arguments)
-    stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
+    stack->push_back(map_tensors(result, [&](const Tensor& t) {
+      Tensor made = bring_back(t, outcome.stands, outcome.known);
+      if (outcome.known && guessed) mark_guessed(made);
+      return made;
+    }));
   if (question && !outcome.known && arguments.size() == 1 && stack->back().isTensor()) question->tell(op, stack->back().toTensor());
   if (traits.library) use_library_once(traits.library);
 }

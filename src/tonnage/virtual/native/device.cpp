@@ -498,7 +498,13 @@ void tonnage_forget(const c10::StorageImpl* storage) {
   if (Block* block = block_behind(storage->data_ptr())) {
     block->shadow = c10::Storage();
     block->law = 0;
+    block->guess = false;
   }
+}
+
+// Says that the known values behind a storage were assumed.
+void tonnage_mark_guessed(const c10::StorageImpl* storage) {
+  if (Block* block = block_behind(storage->data_ptr())) mark_guess(*block);
 }
 
 // The number of the law that the values behind a storage follow; 0 is none.

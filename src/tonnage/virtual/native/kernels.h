@@ -59,6 +59,8 @@ bool covers_storage(const Tensor& t);
 void forget(const Tensor& t);
 bool prepare_shadow(const Tensor& t);
 void adopt_shadow(const Tensor& t, const Tensor& values);
+bool is_guessed(const Tensor& t);  // whether its known values were assumed
+void mark_guessed(const Tensor& t);
 
 // ---- what is assumed of values that nobody computed (laws.cpp) -------------------------------------------------------
 

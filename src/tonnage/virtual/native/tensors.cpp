@@ -35,9 +35,12 @@ bool travels_directly(const Tensor& a, const Tensor& b) {
          ((a.is_contiguous() && b.is_contiguous()) || (a.strides() == b.strides() && a.is_non_overlapping_and_dense()));
 }
 
-void tell_unknown_read(const Tensor& to) {
+// Of values that were assumed, one is told, too.
+void tell_unknown_read(const Tensor& to, bool guessed) {
   PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* done = PyObject_CallFunction(listeners.unknown, "sL", c10::toString(to.scalar_type()), (long long)to.numel());
+  const char* type = c10::toString(to.scalar_type());
+  PyObject* done = guessed ? PyObject_CallFunction(listeners.unknown, "sLd", type, (long long)to.numel(), 1.0)
+                           : PyObject_CallFunction(listeners.unknown, "sL", type, (long long)to.numel());
   if (!done) tell_unraisable(listeners.unknown);
   Py_XDECREF(done);
   PyGILState_Release(state);
@@ -47,10 +50,11 @@ void read_values(const Tensor& to, const Tensor& from) {
   if (is_known(from) && from.numel() > 0 && block_of(from)) {
     BelowAutograd below;
     Tensor(to).copy_(shadow_of(from));
+    if (is_guessed(from)) tell_unknown_read(to, true);
     return;
   }
   if (to.numel() == 0) return;
-  tell_unknown_read(to);
+  tell_unknown_read(to, false);
   if (to.storage().nbytes() >= (1 << 20)) return mark_valueless(to.storage().data());
   BelowAutograd below;
   Tensor(to).fill_(1);
@@ -67,11 +71,17 @@ void write_values(const Tensor& to, const Tensor& from) {
   if (!block_of(to)) return;
   BelowAutograd below;
   shadow_of(to).copy_(from);
+  if (!partial) block_of(to)->guess = false;
 }
 
 void copy_values_on_device(const Tensor& to, const Tensor& from) {
   if (from.numel() == 0) return;
-  if (is_known(from)) return write_values(to, shadow_of(from));
+  if (is_known(from)) {
+    const bool guessed = is_guessed(from);
+    write_values(to, shadow_of(from));
+    if (guessed) mark_guessed(to);
+    return;
+  }
   const int32_t law = law_of(from);
   forget(to);
   if (law && covers_storage(to)) copy_law(to, law);
@@ -105,11 +115,18 @@ Tensor& copy_(Tensor& self, const Tensor& src_, bool non_blocking) {
 }
 
 at::Scalar local_scalar(const Tensor& self) {
-  if (is_known(self) && block_of(self)) return shadow_of(self).item();
+  const bool known = is_known(self) && block_of(self);
+  if (known && !is_guessed(self)) return shadow_of(self).item();
+  const double guess = known ? shadow_of(self).item().toDouble() : 0.0;
   PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* got = PyObject_CallFunction(listeners.unknown, "sL", c10::toString(self.scalar_type()), (long long)-1);
+  const char* type = c10::toString(self.scalar_type());
+  PyObject* got = known ? PyObject_CallFunction(listeners.unknown, "sLd", type, (long long)-1, guess)
+                        : PyObject_CallFunction(listeners.unknown, "sL", type, (long long)-1);
   const double value = got && got != Py_None ? PyFloat_AsDouble(got) : 0.0;
-  if (!got || PyErr_Occurred()) tell_unraisable(listeners.unknown);
+  if (!got || PyErr_Occurred()) {
+    Py_XDECREF(got);
+    try { rethrow_python_error(); } catch (...) { PyGILState_Release(state); throw; }
+  }
   Py_XDECREF(got);
   PyGILState_Release(state);
   if (self.scalar_type() == at::kBool) return value != 0.0;

@@ -58,7 +58,18 @@ void forget(const Tensor& t) {
   if (Block* block = block_of(t)) {
     block->shadow = c10::Storage();
     block->law = 0;
+    block->guess = false;
   }
+}
+
+bool is_guessed(const Tensor& t) {
+  const Block* block = t.defined() && is_device(t) ? block_of(t) : nullptr;
+  return block && block->guess && is_known(t);
+}
+
+void mark_guessed(const Tensor& t) {
+  if (!t.defined() || !is_device(t)) return;
+  if (Block* block = block_of(t)) mark_guess(*block);
 }
 
 // A blank shadow to be written as a whole; false where none is kept for such a tensor.
@@ -70,6 +81,7 @@ bool prepare_shadow(const Tensor& t) {
   block->shadow = c10::Storage(
       c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetDefaultCPUAllocator()->allocate(t.storage().nbytes()),
       c10::GetDefaultCPUAllocator(), true);
+  block->guess = false;
   return true;
 }
 

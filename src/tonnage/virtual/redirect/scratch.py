@@ -18,6 +18,7 @@ _PARTS = ("files", "gone", "views", "loggers")
 BORROWED = "/proc/self/root"  # where links lead that stand for renamed originals
 _OUTSIDE = "absolute"  # folder of kept files from outside the working directory
 _PIECE_BYTES = 1 << 20
+_TEMPORARY_NAMES = (tempfile.gettempprefix(), "pymp-")
 
 
 class ScratchFolder:
@@ -43,7 +44,7 @@ class ScratchFolder:
             if self._is_temporary(path, folder) or "__pycache__" in path.parts:
                 continue
             change: Change = "changed" if os.path.lexists(path) else "new"
-            written.append(WrittenFile(str(path), scratch_copy.lstat().st_size, change))
+            written.append(WrittenFile(str(path), _size_bytes(scratch_copy), change))
         for path in self._deleted():
             if not self._is_temporary(path, folder):
                 written.append(WrittenFile(str(path), 0, "deleted"))
@@ -75,12 +76,11 @@ class ScratchFolder:
         """Yield each file's path and its scratch copy."""
         root = self.path / "files"
         for parent, folders, names in os.walk(root):
-            links_to_folders = [name for name in folders if Path(parent, name).is_symlink()]
-            for name in [*names, *links_to_folders]:
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*names, *links):
                 scratch_copy = Path(parent, name)
                 path = Path("/") / scratch_copy.relative_to(root)
-                is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(BORROWED)
-                if is_borrowed or stat.S_ISREG(scratch_copy.lstat().st_mode) or scratch_copy.is_symlink():
+                if scratch_copy.is_symlink() or stat.S_ISREG(scratch_copy.lstat().st_mode):
                     yield path, scratch_copy
 
     def _deleted(self) -> Iterator[Path]:
@@ -94,7 +94,10 @@ class ScratchFolder:
                 yield path
 
     def _is_temporary(self, path: Path, folder: Path) -> bool:
-        return path.is_relative_to(self._temporary) and not path.is_relative_to(folder)
+        """Whether Python's tempfile or multiprocessing named it, outside of the script's folder."""
+        if path.is_relative_to(folder) or not path.is_relative_to(self._temporary) or path == self._temporary:
+            return False
+        return path.relative_to(self._temporary).parts[0].startswith(_TEMPORARY_NAMES)
 
 
 def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
@@ -106,6 +109,12 @@ def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
         deleted_count=len(files) - len(written),
         files=tuple(files[:most]),
     )
+
+
+def _size_bytes(scratch_copy: Path) -> int:
+    link = os.readlink(scratch_copy) if scratch_copy.is_symlink() else ""
+    original = link.removeprefix(BORROWED) if link.startswith(BORROWED) else scratch_copy
+    return os.lstat(original).st_size
 
 
 def _move(source: Path, target: Path) -> None:

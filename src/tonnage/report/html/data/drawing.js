@@ -10,6 +10,7 @@ function sheet(canvas) {
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  pen.words = []; // where words stand already: left, right, top, bottom
   return { pen, width, height };
 }
 
@@ -46,7 +47,10 @@ function drawCeiling(pen, box, height, side = "right") {
   pen.setLineDash([]);
   pen.textAlign = side;
   pen.textBaseline = "bottom";
-  pen.fillText("all that the card has for PyTorch", side === "left" ? box.x + 4 : box.x + box.width - 4, height - 2);
+  const words = "all that the card has for PyTorch", wide = pen.measureText(words).width;
+  const left = side === "left" ? box.x + 4 : box.x + box.width - 4 - wide;
+  pen.fillText(words, side === "left" ? left : left + wide, height - 2);
+  pen.words.push({ left, right: left + wide, top: height - 16, bottom: height - 1 });
 }
 
 // The stretch that is looked at, on the strip of the whole.

@@ -70,24 +70,30 @@ function drawPlot(canvas, view, cursor, dragged, pointed) {
   drawEvents(pen, box, view, height);
   if (pointed) drawLife(pen, box, view, x, pointed);
   drawMoment(pen, box, view, x);
-  drawPeak(pen, box, view, x, y);
   if (failure) drawFailure(pen, box, failure, y);
+  drawPeak(pen, box, view, x, y);
   drawPointer(pen, box, cursor, dragged);
-  return { box, shown, reserved, top };
+  return { box, shown, reserved, top, words: pen.words };
 }
 
-// Words beside a mark, on the side that has room; the paper shows through behind them.
+// Words beside a mark, on the side that has room, a line higher or lower if other words stand there; the paper shows
+// through behind them.
 function drawLabel(pen, box, left, height, words, name) {
   const wide = pen.measureText(words).width + 10;
-  const start = left + wide + 8 > box.x + box.width ? left - wide - 4 : left + 4;
+  const after = left + 4, before = left - wide - 4;
+  const starts = after + wide + 4 > box.x + box.width ? [before] : before > box.x ? [after, before] : [after];
+  const spots = [0, -20, 20, -40, 40].flatMap((by) => starts.map((start) => ({ left: start, right: start + wide, top: height + by - 9, bottom: height + by + 9 })));
+  const crossed = (spot) => pen.words.some((other) => spot.left < other.right && spot.right > other.left && spot.top < other.bottom && spot.bottom > other.top);
+  const spot = spots.find((each) => each.top >= 0 && !crossed(each)) ?? spots[0];
+  pen.words.push(spot);
   pen.fillStyle = colour("paper");
   pen.globalAlpha = 0.85;
-  pen.fillRect(start, height - 9, wide, 18);
+  pen.fillRect(spot.left, spot.top, wide, 18);
   pen.globalAlpha = 1;
   pen.fillStyle = colour(name);
   pen.textAlign = "left";
   pen.textBaseline = "middle";
-  pen.fillText(words, start + 5, height);
+  pen.fillText(words, spot.left + 5, spot.top + 9);
 }
 
 function drawPeak(pen, box, view, x, y) {

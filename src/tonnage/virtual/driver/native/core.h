@@ -25,7 +25,8 @@ typedef struct {
 
 enum TnKind {
   TN_ALLOC = 1, TN_FREE, TN_SEGMENT_ALLOC, TN_SEGMENT_FREE, TN_SEGMENT_MAP, TN_SEGMENT_UNMAP, TN_OOM,
-  TN_HOST_ALLOC, TN_HOST_FREE, TN_HOST_PIN, TN_HOST_SENT  // of the host; sent: read by a copy to the card
+  TN_HOST_ALLOC, TN_HOST_FREE, TN_HOST_PIN, TN_HOST_SENT,  // of the host; sent: read by a copy to the card
+  TN_WORKSPACE  // a library was given a block to work in
 };
 #define TN_HOST_LARGE (1 << 20)  // smaller blocks of the host are not told
 #define TN_FRESH (32 << 20)  // larger blocks of the host are new pages of the system
@@ -63,6 +64,7 @@ void tn_launch(void);
 
 // The log, what nobody gave a meaning, and what libraries take from the card.
 void tn_log(int kind, int device, uint64_t address, int64_t size);
+void tn_log_workspace(const void *address, size_t size);  // the caller's block, lent to a library
 void tn_unknown(const char *library, const char *name);
 void tn_use(const char *library);
 long long tn_ask(const char *question);

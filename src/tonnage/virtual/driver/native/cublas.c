@@ -13,6 +13,7 @@ API int cublasGetVersion_v2(Handle *handle, int *version) { return *version = (i
 API int cublasGetProperty(int type, int *value) { long long version = tn_ask("version library=cublas"); return *value = (int)(type == 0 ? version / 10000 : type == 1 ? version / 100 % 100 : version % 100), 0; }
 API size_t cublasGetCudartVersion(void) { return (size_t)tn_card.runtime_version; }
 API int cublasSetStream_v2(Handle *handle, void *stream) { return handle->stream = stream, 0; }
+API int cublasSetWorkspace_v2(Handle *handle, void *workspace, size_t size) { return tn_log_workspace(workspace, size), 0; }
 API int cublasGetStream_v2(Handle *handle, void **stream) { return *stream = handle->stream, 0; }
 API int cublasSetPointerMode_v2(Handle *handle, int mode) { return handle->pointer_mode = mode, 0; }
 API int cublasGetPointerMode_v2(Handle *handle, int *mode) { return *mode = handle->pointer_mode, 0; }

@@ -32,6 +32,7 @@ API int cublasLtMatmul(void *handle, void *of, const void *alpha, const void *a,
   // One side of the first operand is a side of the result, whichever way it lies; the other is what is summed over.
   const Layout *left = a_layout, *result = d_layout;
   uint64_t summed = left->rows == result->rows ? left->columns : left->rows;
+  tn_log_workspace(workspace, size);
   tn_queue_product(stream, 2.0 * (double)result->rows * (double)result->columns * (double)summed);
   return tn_launch(), 0;
 }

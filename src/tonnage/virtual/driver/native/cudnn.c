@@ -82,6 +82,7 @@ TN_EXPORT int cudnnDropoutGetStatesSize(Handle *handle, size_t *bytes) {
 TN_EXPORT int cudnnSetDropoutDescriptor(Dropout *dropout, Handle *handle, float probability, void *states, size_t bytes,
                                         unsigned long long seed) {
   dropout->probability = probability;
+  tn_log_workspace(states, bytes);
   return SUCCESS;
 }
 

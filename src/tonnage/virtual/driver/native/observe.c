@@ -155,6 +155,10 @@ TN_EXPORT void tn_log(int kind, int device, uint64_t address, int64_t size) {
   has_pending = 1;
 }
 
+TN_EXPORT void tn_log_workspace(const void *address, size_t size) {
+  if (address && size) tn_log(TN_WORKSPACE, tn_current_device(), (uint64_t)address, (int64_t)size);
+}
+
 TN_EXPORT int64_t tn_take_events(TnEvent *to, int64_t most) {
   pthread_mutex_lock(&lock);
   int64_t count = event_count - taken < most ? event_count - taken : most;

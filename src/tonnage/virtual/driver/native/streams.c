@@ -1,6 +1,7 @@
 // See streams.h. Work never runs, and still takes its time: whether a block that another stream uses is free again depends on
 // how far the card is behind the host. The clock is the host's, counts what it does, and so tells the same time in every run.
 #define _GNU_SOURCE
+#include "host.h"
 #include "streams.h"
 
 #include <pthread.h>
@@ -73,8 +74,11 @@ TN_EXPORT void tn_queue_kernel(void *stream, const void *function, int64_t threa
 }
 TN_EXPORT void tn_queue_product(void *stream, double operations) { queue_for(stream, ns_of(operations, tn_card.matrix_rate)); }
 TN_EXPORT void tn_queue_copy(void *stream, const void *to, const void *from, size_t size) {
-  int stays = tn_is_device(to) && tn_is_device(from);
+  int to_device = tn_is_device(to), from_device = tn_is_device(from), stays = to_device && from_device;
   queue_for(stream, stays ? ns_of(2.0 * (double)size, tn_card.memory_rate) : ns_of((double)size, tn_card.link_rate));
+  // CUDA copies to memory that is not pinned through a buffer of its own, and the host waits, whatever the copy is called.
+  int waits = from_device && !to_device && !tn_host_kind(to) && !tn_stream(stream)->capture;
+  if (waits) wait_until(&host_ns, __atomic_load_n(&tn_stream(stream)->busy_until, __ATOMIC_RELAXED));
 }
 
 // torch keeps the tensors of a collective until its watchdog, a thread that looks every 100 ms, has seen that it is done. On a card

@@ -345,7 +345,7 @@ int call_renameat(int from_at, const char *from, int to_at, const char *to) { re
 int call_rename(const char *from, const char *to) { return call_renameat2(AT_FDCWD, from, AT_FDCWD, to, 0); }
 
 int call_linkat(int from_at, const char *from, int to_at, const char *to, int flags) {
-  Path source, target, physical, linked;
+  Path source, target;
   Place source_place, target_place;
   int redirects_source = tr_locate(from_at, from, flags & AT_SYMLINK_FOLLOW, source, &source_place);
   int redirects_target = tr_locate(to_at, to, 0, target, &target_place);
@@ -354,12 +354,7 @@ int call_linkat(int from_at, const char *from, int to_at, const char *to, int fl
     errno = EXDEV;
     return -1;
   }
-  struct stat status;
-  if (tr_stat(source, &status) || tr_new_name(target, linked)) return -1;
-  if (source_place == ORIGINAL) return tr_borrow(source, target);
-  if (tr_changed_path(source, physical) || syscall(SYS_linkat, AT_FDCWD, physical, AT_FDCWD, linked, 0)) return -1;
-  tr_note(target);
-  return 0;
+  return tr_link(source, target);
 }
 int call_link(const char *from, const char *to) { return call_linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
 
@@ -674,7 +669,10 @@ static void name_library(const char *folder) {
 // Redirect this process, into a folder that the caller has prepared.
 EXPORT int tonnage_redirect_begin(const char *folder) {
   name_library(folder);
-  if (tr_open_folder(folder)) return -1;
+  if (tr_open_folder(folder)) {
+    tr_close_folder();
+    return -1;
+  }
   tr_rebind();
   return 0;
 }

@@ -22,6 +22,8 @@ static int sys_rename(const char *from, const char *to) {
 }
 static void sys_close(int fd) { syscall(SYS_close, fd); }
 
+static const off_t LARGEST_COPY = 64 << 20;
+
 static int fail(int code) {
   errno = code;
   return -1;
@@ -136,7 +138,7 @@ static int has_room(off_t size) {
   return statvfs(tr_folder(), &disk) || (uint64_t)size < (uint64_t)disk.f_bavail * disk.f_frsize * 9 / 10;
 }
 
-static int copy_file(const char *source, const char *target, int with_data) {
+static int copy_file(const char *source, const char *target, int with_data, int is_replacing) {
   struct stat status;
   int from = sys_open(source, O_RDONLY | O_CLOEXEC, 0);
   if (from < 0) return -1;
@@ -146,14 +148,23 @@ static int copy_file(const char *source, const char *target, int with_data) {
             source, (double)status.st_size / (1 << 30), tr_folder());
     failed = fail(ENOSPC);
   }
-  int to = failed ? -1 : sys_open(target, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+  // Others may copy the same file at the same time: each copy is complete when it gets its name, and the first one stays.
+  static volatile unsigned serial;
+  Path name, copy;
+  snprintf(name, sizeof name, "/views/copy-%ld-%u", (long)syscall(SYS_gettid), __atomic_add_fetch(&serial, 1, __ATOMIC_SEQ_CST));
+  failed = failed || tr_join(copy, tr_folder(), name);
+  int to = failed ? -1 : sys_open(copy, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (to >= 0) {
     failed = with_data && copy_data(from, to, status.st_size);
     fchmod(to, status.st_mode & 07777);
     struct timespec times[2] = {status.st_atim, status.st_mtim};
     syscall(SYS_utimensat, to, NULL, times, 0);
     sys_close(to);
-    if (failed) sys_remove(target, 0);
+    unsigned flags = is_replacing ? 0 : RENAME_NOREPLACE;
+    if (!failed && syscall(SYS_renameat2, AT_FDCWD, copy, AT_FDCWD, target, flags)) failed = errno != EEXIST;
+    int code = errno;
+    sys_remove(copy, 0);
+    errno = code;
   }
   int code = errno;
   sys_close(from);
@@ -169,19 +180,20 @@ int tr_make_writable(const char *canonical, int flags, mode_t mode, Path target)
   if (place == CHANGED && !tr_is_borrowed(target)) return 0;  // open(2) itself tells what is wrong
   if (place == CHANGED) {
     if ((flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL)) return fail(EEXIST);
-    Path original, copy;
+    Path original;
     ssize_t size = syscall(SYS_readlinkat, AT_FDCWD, target, original, PATH_MAX - 1);
-    if (size < 0 || tr_join(copy, target, ".tonnage-copy")) return -1;
+    if (size < 0) return -1;
     original[size] = 0;
-    return copy_file(original, copy, with_data) ? -1 : sys_rename(copy, target);
+    return copy_file(original, target, with_data, 1);
   }
-  if (place == ORIGINAL && sys_stat(canonical, &status, 0) == 0) {
-    if ((flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL)) return fail(EEXIST);
+  int is_exclusive = (flags & (O_CREAT | O_EXCL)) == (O_CREAT | O_EXCL);
+  if (place == ORIGINAL && sys_stat(canonical, &status, is_exclusive ? AT_SYMLINK_NOFOLLOW : 0) == 0) {
+    if (is_exclusive) return fail(EEXIST);
     if (S_ISDIR(status.st_mode)) return fail(EISDIR);
     if (syscall(SYS_faccessat, AT_FDCWD, canonical, W_OK)) return -1;
     Path parent;
     parent_of(canonical, parent);
-    if (shadow(parent) || copy_file(canonical, target, with_data)) return -1;
+    if (shadow(parent) || copy_file(canonical, target, with_data, 0)) return -1;
     tr_note(canonical);
     return 0;
   }
@@ -240,10 +252,29 @@ int tr_mkdir(const char *canonical, mode_t mode) {
 
 // New names
 
-int tr_borrow(const char *original, const char *to) {
+static int borrow(const char *original, const char *to) {
   Path target, changed;
-  if (tr_join(target, "/proc/self/root", original) || tr_changed_path(to, changed)) return -1;
+  ssize_t size = syscall(SYS_readlinkat, AT_FDCWD, original, target, PATH_MAX - 1);
+  if (size >= 0) target[size] = 0;  // a symbolic link is made anew
+  else if (tr_join(target, "/proc/self/root", original)) return -1;
+  if (tr_changed_path(to, changed)) return -1;
   if (syscall(SYS_symlinkat, target, AT_FDCWD, changed)) return -1;
+  tr_note(to);
+  return 0;
+}
+
+// A hard link. A large original is borrowed: its copy would take the disk, and programs link finished checkpoints.
+int tr_link(const char *from, const char *to) {
+  struct stat status;
+  Path source, target;
+  if (tr_stat(from, &status)) return -1;
+  if (tr_new_name(to, target)) return -1;
+  if (S_ISDIR(status.st_mode)) return fail(EPERM);
+  if (tr_place(from) == ORIGINAL) {
+    if (!S_ISREG(status.st_mode) || status.st_size > LARGEST_COPY) return borrow(from, to);
+    if (tr_make_writable(from, O_WRONLY, 0, source)) return -1;
+  }
+  if (tr_changed_path(from, source) || syscall(SYS_linkat, AT_FDCWD, source, AT_FDCWD, target, 0)) return -1;
   tr_note(to);
   return 0;
 }
@@ -280,7 +311,7 @@ static int move(const char *from, const char *to) {
   if (tr_stat(from, &status) || tr_changed_path(from, source) || tr_changed_path(to, target)) return -1;
   int is_changed = tr_place(from) == CHANGED;
   if (!S_ISDIR(status.st_mode)) {
-    if (is_changed ? sys_rename(source, target) : tr_borrow(from, to)) return -1;
+    if (is_changed ? sys_rename(source, target) : borrow(from, to)) return -1;
     tr_note(to);
   } else {
     if (sys_mkdir(target, (status.st_mode & 07777) | 0700)) return -1;
@@ -297,8 +328,9 @@ int tr_rename(const char *from, const char *to, unsigned flags) {
   if (flags & ~(unsigned)RENAME_NOREPLACE) return fail(EINVAL);
   if (tr_stat(from, &old)) return -1;
   if (!strcmp(from, to)) return flags ? fail(EEXIST) : 0;
-  size_t length = strlen(from);
+  size_t length = strlen(from), target_length = strlen(to);
   if (!strncmp(from, to, length) && to[length] == '/') return fail(EINVAL);
+  if (!strncmp(from, to, target_length) && from[target_length] == '/') return fail(ENOTEMPTY);
   if (tr_stat(to, &existing) == 0) {
     if (flags) return fail(EEXIST);
     if (S_ISDIR(existing.st_mode) && !S_ISDIR(old.st_mode)) return fail(EISDIR);

@@ -45,11 +45,16 @@ static void read_settings(void) {
   }
 }
 
+// Redirect to a folder that is gone, after the run that a process belonged to: it reads originals, and may write nothing.
+static State no_changes;
+
 int tr_open_folder(const char *folder) {
   through_count = compiled_count = 0;
   scratch_length = strlen(folder);
   if (scratch_length + 32 >= PATH_MAX) return -1;
   memcpy(scratch, folder, scratch_length + 1);
+  tr_state = &no_changes;
+  enabled = 1;
   Path name;
   if (tr_join(name, scratch, "/state")) return -1;
   int fd = (int)raw_open(name, O_RDWR | O_CLOEXEC, 0);

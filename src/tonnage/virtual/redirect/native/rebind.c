@@ -105,9 +105,13 @@ static int rebind_object(struct dl_phdr_info *info, size_t size, void *unused) {
   return 0;
 }
 
+static void lock_table(void) { pthread_mutex_lock(&lock); }
+static void unlock_table(void) { pthread_mutex_unlock(&lock); }
+
 void tr_rebind(void) {
   pthread_mutex_lock(&lock);
   if (!originals[0]) {
+    pthread_atfork(lock_table, unlock_table, unlock_table);  // a fork must not inherit a locked table
     for (unsigned i = 0; i < tr_wrapper_count; i++) order[i] = (unsigned char)i;
     qsort(order, tr_wrapper_count, 1, compare_names);
     for (unsigned i = 0; i < tr_wrapper_count; i++) originals[i] = tr_real(tr_wrappers[i].name);

@@ -56,7 +56,7 @@ int tr_unlink(const char *canonical);
 int tr_rmdir(const char *canonical);
 int tr_mkdir(const char *canonical, mode_t mode);
 int tr_rename(const char *from, const char *to, unsigned flags);
-int tr_borrow(const char *original, const char *to);
+int tr_link(const char *from, const char *to);
 int tr_new_name(const char *canonical, Path target);       // of a node that must not exist yet
 int tr_listing(const char *canonical, Path target);        // the folder whose entries are the merged ones
 

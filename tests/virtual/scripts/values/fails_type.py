@@ -1,0 +1,3 @@
+import torch
+loss = torch.nn.Linear(4, 4).cuda()(torch.randn(8, 4, device="cuda")).square().mean()
+print("loss " + loss.item())
