@@ -149,7 +149,7 @@ class StandIns:
     # Where values are read
 
     def _place(self, what: str, dtype: str, line: str, kind: str = "") -> tuple[_Place, list[FrameType]]:
-        frames = script_frames(sys._getframe(2))
+        frames = script_frames(sys._getframe(1))
         key: list[int | str] = [what]
         for frame in frames:
             key.append(id(frame.f_code))

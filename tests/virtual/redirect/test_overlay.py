@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tonnage.virtual.redirect import Redirection
+from tonnage.virtual.redirect.native_library import NativeRedirector
+from tonnage.virtual.redirect.python_level import PythonRedirector
+from tonnage.virtual.redirect.redirection import Redirector
 
 ORIGINALS = {"a": "a", "d/a": "da", "d/b": "db", "d/e/a": "dea", "f/a": "fa"}
 PATHS = ["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "d/e/b", "f", "f/a", "f/e", "l", "l/a", "g", "g/a", "d/../a"]
@@ -42,25 +45,30 @@ def kind(path: str) -> tuple[int, int]:
     return status.st_mode, 0 if os.path.isdir(path) else status.st_size
 
 
+def function(name: str) -> Callable[..., Any]:
+    """A function of `os`, looked up when it is called: a redirection may replace it."""
+    return lambda *arguments: getattr(os, name)(*arguments)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
-    "unlink": os.unlink,
-    "rmdir": os.rmdir,
-    "mkdir": os.mkdir,
+    "unlink": function("unlink"),
+    "rmdir": function("rmdir"),
+    "mkdir": function("mkdir"),
     "list": listing,
     "kind": kind,
     "read": lambda path: Path(path).read_text(),
-    "readlink": os.readlink,
+    "readlink": function("readlink"),
     "rmtree": shutil.rmtree,
     "truncate": lambda path: os.truncate(path, 1),
     "exists": os.path.exists,
     "realpath": lambda path: os.path.relpath(os.path.realpath(path)),
 }
 PAIRS: dict[str, Callable[..., Any]] = {
-    "rename": os.rename,
-    "replace": os.replace,
-    "symlink": os.symlink,
+    "rename": function("rename"),
+    "replace": function("replace"),
+    "symlink": function("symlink"),
     "copy": lambda source, target: shutil.copyfile(source, target) and None,
-    "link": os.link,
+    "link": function("link"),
 }
 call = st.one_of(
     st.tuples(st.sampled_from(sorted(CALLS)), paths),
@@ -108,16 +116,19 @@ def folders() -> Iterator[tuple[Path, Path]]:
         os.chdir(start)
 
 
-@settings(max_examples=250, suppress_health_check=list(HealthCheck), database=None)
+@pytest.mark.parametrize("redirector", [NativeRedirector, PythonRedirector])
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(calls=st.lists(call, max_size=14))
-def test_overlay_behaves_as_a_real_folder(folders: tuple[Path, Path], calls: list[tuple[str, ...]]) -> None:
+def test_overlay_behaves_as_a_real_folder(
+    redirector: type[Redirector], folders: tuple[Path, Path], calls: list[tuple[str, ...]]
+) -> None:
     redirected, real = folders
     for folder in folders:
         shutil.rmtree(folder)
         folder.mkdir()
         make(folder)
     before = tree(str(redirected))
-    redirection = Redirection()
+    redirection = Redirection(redirector=redirector())
     redirection.write_through(real)
     start = Path.cwd()
     try:

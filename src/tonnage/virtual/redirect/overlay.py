@@ -37,6 +37,7 @@ _MOST_LINKS = 40
 _STATE_BYTES = 2  # of the file `state`, which forked children share
 _ANY_CHANGED, _ANY_DELETED = range(_STATE_BYTES)
 _GET_PATH_BYTES = 1024  # of F_GETPATH, on macOS
+_LARGEST_LINKED_BYTES = 64 << 20
 _LARGEST_SHARE_OF_DISK = 0.9
 
 
@@ -114,7 +115,7 @@ class Overlay:
             part = pending.pop()
             if part == "..":
                 if len(folders) > 1:
-                    folders.pop()
+                    self._check_folder(self._location(*folders.pop()))
                 continue
             folder, folder_place = folders[-1]
             canonical = f"{folder}/{part}"
@@ -230,6 +231,8 @@ class Overlay:
             return
         if _is_below(target.canonical, (f"{source.canonical}/",)):
             raise _error(errno.EINVAL, target.canonical)
+        if _is_below(source.canonical, (f"{target.canonical}/",)):
+            raise _error(errno.ENOTEMPTY, target.canonical)
         replaces = self._exists(target)
         if replaces:
             is_onto_folder = stat.S_ISDIR(self.status(target).st_mode)
@@ -243,13 +246,19 @@ class Overlay:
         self._move(source, target.canonical)
 
     def link(self, source: Location, target: Location) -> None:
-        """Make a hard link; that of a user's file is a copy as soon as it is written."""
-        self.status(source)
+        """Make a hard link. A large file of the user's is not copied for it, but borrowed."""
+        status = self.status(source)
         linked = self.new_path(target)
-        if source.is_of_user:
+        if stat.S_ISDIR(status.st_mode):
+            raise _error(errno.EPERM, source.canonical)
+        is_small = stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_LINKED_BYTES
+        if source.place is Place.ORIGINAL and not is_small:
             _borrow(source.physical, linked)
+        elif source.is_borrowed:
+            plain.symlink(BORROWED + source.physical, linked)
         else:
-            plain.link(source.physical, linked)
+            path = self.path_to_write(source, os.O_WRONLY)
+            plain.link(path, linked, follow_symlinks=False)
 
     # Parts of these
 
@@ -271,7 +280,9 @@ class Overlay:
         is_deleted = self._changes[_ANY_DELETED] and _exists(self._gone_path(canonical))
         if is_in_scratch:
             return Place.REPLACED if is_deleted else Place.MERGED
-        return Place.HIDDEN if is_deleted else Place.ORIGINAL
+        # The script may have put a file in place of a folder, or of a link to one.
+        is_in_folder = _is_folder(self._files + os.path.dirname(canonical))
+        return Place.ORIGINAL if is_in_folder and not is_deleted else Place.HIDDEN
 
     def _location(self, canonical: str, place: Place) -> Location:
         if place not in IN_SCRATCH:
@@ -289,6 +300,10 @@ class Overlay:
             end = len(canonical) if slash < 0 else slash
             place = self._place_below(place, canonical[:end])
         return self._location(canonical, place)
+
+    def _check_folder(self, location: Location) -> None:
+        if not stat.S_ISDIR(self.status(location).st_mode):
+            raise _error(errno.ENOTDIR, location.canonical)
 
     def _link_target(self, canonical: str, place: Place, *, is_last: bool) -> str | None:
         if place is Place.HIDDEN or (canonical in self._plain_folders and not is_last):

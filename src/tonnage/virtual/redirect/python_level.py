@@ -2,7 +2,7 @@
 
 It reaches Python code, and native code that is listed in `native_files`. It does not reach other
 native code, nor programs and spawned processes that the script starts; forked children are
-redirected.
+redirected. An object or a table that holds a function of `os` since before keeps the plain one.
 """
 
 import errno

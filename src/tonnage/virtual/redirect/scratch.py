@@ -112,8 +112,9 @@ def summary(files: Sequence[WrittenFile], most: int) -> ScriptWrites:
 
 
 def _size_bytes(scratch_copy: Path) -> int:
-    is_borrowed = scratch_copy.is_symlink() and os.readlink(scratch_copy).startswith(BORROWED)
-    return scratch_copy.stat().st_size if is_borrowed else scratch_copy.lstat().st_size
+    link = os.readlink(scratch_copy) if scratch_copy.is_symlink() else ""
+    original = link.removeprefix(BORROWED) if link.startswith(BORROWED) else scratch_copy
+    return os.lstat(original).st_size
 
 
 def _move(source: Path, target: Path) -> None:
