@@ -38,6 +38,8 @@ from tonnage.virtual.session import active  # noqa: E402
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 SAMPLES = 4
+# What they draw is known on the card, and differs from what the CPU draws.
+RANDOM = ("multinomial",)
 
 
 @dataclass
@@ -152,7 +154,7 @@ def differences(info: Any, dtype: torch.dtype, number: int, sample: Any, expecte
         yield mismatch
         if mismatch[0] == "results":
             return
-    wrong = wrong_values(expected_tensors, tensors)
+    wrong = "" if info.name in RANDOM else wrong_values(expected_tensors, tensors)
     if wrong:
         yield "values", wrong
     if number == 0 and info.inplace_variant is not None:

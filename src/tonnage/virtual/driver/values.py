@@ -492,7 +492,8 @@ class DriverValues(KnownValues):
 def _is_write(name: str) -> bool:
     """Whether an operator of this name writes the values of a tensor, in place or with `out=`."""
     packet, _, overload = name.partition(".")
-    return (packet.endswith("_") or "out" in overload) and packet not in ("resize_", "set_")
+    # The kernel of `2 ** x` calls pow.Tensor_Tensor_out with a number on the card, which cannot be passed to Python.
+    return (packet.endswith("_") or "out" in overload) and packet not in ("resize_", "set_", "pow")
 
 
 def _written(operator: Any, arguments: Sequence[Any], keywords: Keywords) -> Iterator[Any]:
