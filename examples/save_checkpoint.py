@@ -12,6 +12,7 @@ for step in range(10):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    print(f"step {step + 1}: loss {loss.item():.3f}")
 
 os.makedirs("checkpoint-10", exist_ok=True)
 torch.save(model.state_dict(), "checkpoint-10/model.pt")

@@ -50,7 +50,7 @@ def exit_handlers_at_end() -> Iterator[None]:
 
 def _finish_threads(before: set[threading.Thread]) -> None:
     """Wait for the script's threads; those of pools finish what they were given."""
-    pools = sys.modules.get(_POOLS)
+    pools: Any = sys.modules.get(_POOLS)
     if pools is not None:
         with pools._global_shutdown_lock:
             pools._shutdown = True

@@ -10,7 +10,6 @@ from typing import Protocol
 from tonnage.errors import OutputExists, RequestError, TonnageError
 from tonnage.recording.writes import MOST_FILES, ScriptWrites
 from tonnage.virtual.redirect.native_library import VARIABLE, NativeRedirector
-from tonnage.virtual.redirect.python_level import PythonRedirector
 from tonnage.virtual.redirect.scratch import ScratchFolder, summary
 from tonnage.virtual.redirect.settings import (
     folders_in_place,
@@ -75,7 +74,7 @@ class Redirection:
         if self._in_place:
             self.writes = ScriptWrites(fate="in place")
             return
-        if os.environ.get(VARIABLE) or PythonRedirector.active is not None:
+        if os.environ.get(VARIABLE) or _is_redirected_in_python():
             return
         self._folder = Path(os.path.realpath(Path.cwd()))
         scratch = ScratchFolder()
@@ -155,4 +154,14 @@ def check_keep(keep: Path | None, in_place: bool) -> Path | None:
 
 
 def _redirector_of_platform() -> Redirector:
-    return NativeRedirector() if sys.platform == "linux" else PythonRedirector()
+    if sys.platform == "linux":
+        return NativeRedirector()
+    # Imported where it is used: it is large, and a script waits.
+    from tonnage.virtual.redirect.python_level import PythonRedirector
+
+    return PythonRedirector()
+
+
+def _is_redirected_in_python() -> bool:
+    module = sys.modules.get("tonnage.virtual.redirect.python_level")
+    return module is not None and module.PythonRedirector.active is not None
