@@ -21,12 +21,14 @@ from importlib.machinery import PathFinder
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from zipfile import is_zipfile
 
 from tonnage.errors import NotModelled, ScriptNotFound, TonnageError
-from tonnage.recording.records import DEPENDS_STATUS, Outcome
 from tonnage.script.exit_handlers import exit_handlers_at_end
+
+if TYPE_CHECKING:
+    from tonnage.recording.records import Outcome
 
 Kind = Literal["script", "module", "notebook"]
 WHAT_RUNS = (
@@ -144,7 +146,7 @@ class Program:
 class Ending:
     """How a script ended."""
 
-    outcome: Outcome
+    outcome: "Outcome"
     exit_status: int = 0
     error: str = ""
 
@@ -161,6 +163,9 @@ def run_as_main(
 
     `explain` says on what value that a virtual GPU does not have an error depends, if on any.
     """
+    # Imported here, since what reads a command line needs this module too.
+    from tonnage.recording.records import DEPENDS_STATUS
+
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
         with (
