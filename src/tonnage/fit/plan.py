@@ -16,6 +16,7 @@ from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
+from tonnage.results import results_in_place
 from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _VERSION = 1
@@ -54,9 +55,10 @@ class FitPlan:
         return {"version": _VERSION, **body, "techniques": techniques, "rows": [vars(row) for row in self.rows]}
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        if Path(path).exists() and not force:
-            raise OutputExists(f"{path} is there already.", hint="Give another name, or force=True.")
-        Path(path).write_text(json.dumps(self.to_json(), indent=2, default=dict) + "\n", "utf-8")
+        with results_in_place():
+            if Path(path).exists() and not force:
+                raise OutputExists(f"{path} is there already.", hint="Give another name, or force=True.")
+            Path(path).write_text(json.dumps(self.to_json(), indent=2, default=dict) + "\n", "utf-8")
 
 
 def given_plan(plan: Any) -> FitPlan:

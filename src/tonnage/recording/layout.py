@@ -35,6 +35,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from tonnage.errors import BadRecording, OutputExists, RequestError
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind, NoteKind, SegmentAction
+from tonnage.results import results_in_place
 from tonnage.untrusted import printable_lines
 
 T = TypeVar("T")
@@ -259,6 +260,11 @@ SCHEMAS = {version: _schema(version) for version in (1, 2, 3, 4, LAYOUT_VERSION,
 @contextmanager
 def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connection]:
     """Create a file with empty tables, moved into place if the block succeeds; an existing one is kept unless `force`."""
+    with results_in_place():
+        yield from _written(path, version, force=force)
+
+
+def _written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connection]:
     if path.exists() and not force:
         raise OutputExists(f"{path} exists already.", hint="Choose another name, or pass --force to replace it.")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, RequestError
+from tonnage.results import results_in_place
 
 if TYPE_CHECKING:
     from tonnage.explain.total import AllCards
@@ -87,7 +88,8 @@ def write_json(target: str, figures: dict[str, object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text to a file. Unencodable characters (lone surrogates from a broken recording) become "?"."""
     try:
-        path.write_text(text, encoding="utf-8", errors="replace")
+        with results_in_place():
+            path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         hint = "Name a file in a folder that exists."
         raise RequestError(f"Cannot write {path}: {error.strerror}.", hint=hint) from None

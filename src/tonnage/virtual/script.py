@@ -1,7 +1,7 @@
 """Runs a script, or the body of a `with tonnage.virtual_gpu("h200") as gpu:`, on a virtual GPU."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tonnage.ledger import Ledger
 from tonnage.recording import Recording
 from tonnage.recording.beyond import TO_ITS_END, parted
 from tonnage.recording.writes import IN_PYTHON, writes_sentence
+from tonnage.results import pause_for_results
 from tonnage.script.running import Ending, Program, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
@@ -100,16 +101,20 @@ class VirtualGpu:
         self.gpu = find_cuda_gpu(gpu) if isinstance(gpu, str) else gpu
         self._torch = torch
         self._session: Session | None = None
+        self._end_results: Callable[[], None] = lambda: None
         self._redirection = Redirection(keep=None if keep is None else Path(keep), in_place=write)
 
     def __enter__(self) -> "VirtualGpu":
         self._session = new_session(self.gpu, self._torch)
         self._session.open()
         self._redirection.begin()
+        if self._redirection.is_active:
+            self._end_results = pause_for_results(self._redirection.pause)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._session
+        self._end_results()
         self._redirection.end()
         if error is not None and (dependence := self._session.stand_ins.told_of(error)):
             error.add_note(dependence)

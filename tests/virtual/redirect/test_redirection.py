@@ -215,6 +215,8 @@ with tonnage.virtual_gpu("h200"):
     Path("model.pt").write_text("made up")
     assert Path("model.pt").read_text() == "made up"
 Path("mine.txt").write_text("after the block")
+with tonnage.virtual_gpu("h200") as gpu:
+    tonnage.write_recording("run.tonnage", gpu.recording)
 with tonnage.virtual_gpu("h200", keep="kept"):
     Path("model.pt").write_text("made up")
 with tonnage.virtual_gpu("h200", write=True):
@@ -232,6 +234,7 @@ def test_virtual_gpu_discards_keeps_or_writes(folder: Path) -> None:
     assert (folder / "kept/model.pt").read_text() == "made up"
     assert (folder / "mine.txt").exists()
     assert (folder / "in_place.txt").exists()
+    assert (folder / "run.tonnage").exists()  # a result, and no file of the script's
 
 
 MARKED = """

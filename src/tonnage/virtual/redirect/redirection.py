@@ -93,6 +93,10 @@ class Redirection:
             ) from error
         self._scratch = scratch
 
+    def pause(self) -> AbstractContextManager[None]:
+        """Let this thread read and write in place."""
+        return self._redirector.pause()
+
     def write_through(self, folder: str | Path) -> None:
         """Let what is written to this folder be written in place; call it before the beginning."""
         self._through.append(os.path.realpath(folder))
