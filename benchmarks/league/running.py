@@ -85,9 +85,13 @@ def _recorded(
     if first_path:
         sys.path.insert(0, str(first_path))
     from tonnage.hardware import find_cuda_gpu
+    from tonnage.virtual.redirect import Redirection
     from tonnage.virtual.script import run_script
 
-    return peaks_of(run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch, timed=False))
+    # Some scripts write what they read from the card to a file.
+    in_place = Redirection(in_place=True)
+    card = find_cuda_gpu(gpu)
+    return peaks_of(run_script(script, words, gpu=card, torch_version=torch, timed=False, redirection=in_place))
 
 
 def peaks_of(recording: Any) -> Peaks:

@@ -161,8 +161,9 @@ def test_a_client_that_cannot_ask_cannot_run(unable: Talk) -> None:
 
 
 @pytest.mark.parametrize("mode", [NEWEST, BEFORE])
-def test_a_run_that_is_cancelled_is_ended(project: Path, mode: str) -> None:
+def test_a_run_that_is_cancelled_is_ended(project: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = project / "pid"
+    monkeypatch.setenv("TONNAGE_WRITE_THROUGH", str(pid_file))
     pid_file.unlink(missing_ok=True)
     with talk(project, "--allow-run", mode=mode) as conversation:
         call = conversation.client.call_tool
@@ -174,8 +175,9 @@ def test_a_run_that_is_cancelled_is_ended(project: Path, mode: str) -> None:
         assert not conversation("gpus").is_error
 
 
-def test_a_server_that_is_terminated_ends_what_it_runs(project: Path) -> None:
+def test_a_server_that_is_terminated_ends_what_it_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = project / "pid"
+    monkeypatch.setenv("TONNAGE_WRITE_THROUGH", str(pid_file))
     pid_file.unlink(missing_ok=True)
     call = [sys.executable, "-m", "tonnage", "mcp", "--folder", project, "--allow-run"]
     with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:

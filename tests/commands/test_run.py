@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +25,9 @@ class Virtual(types.ModuleType):
         self.options = options
         self.asked: dict = {}
 
-    def run_script(self, script, arguments, *, gpu, torch_version, progress, unlimited=False) -> Recording:
+    def run_script(
+        self, script, arguments, *, gpu, torch_version, progress, unlimited=False, redirection=None
+    ) -> Recording:
         self.asked = {"script": Path(script.name), "arguments": arguments, "gpu": gpu.key, "torch": torch_version}
         print("the script's own words")
         return training_run(gpu=gpu.key, **self.options)
@@ -49,6 +52,8 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     def invoke(*words: str, **options) -> Done:
         virtual = Virtual(**options)
         monkeypatch.setitem(sys.modules, "tonnage.virtual", virtual)
+        redirect = SimpleNamespace(Redirection=lambda **_: None)
+        monkeypatch.setitem(sys.modules, "tonnage.virtual.redirect", redirect)
         return Done(command(list(words)), capsys.readouterr().out, virtual)
 
     return invoke
@@ -145,6 +150,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_run import Virtual
 sys.modules["tonnage.virtual"] = Virtual()
+sys.modules["tonnage.virtual.redirect"] = type("Redirect", (), {{"Redirection": lambda **_: None}})
 from tonnage.commands.main import main
 sys.argv = ["tonnage", "run", "--gpu", "h200", "--json", "-", {script!r}]
 main()

@@ -59,7 +59,7 @@ def logged(folder: Path, key: str) -> list[float]:
 
 
 def test_every_step_s_peak_and_categories_are_logged(tmp_path: Path) -> None:
-    with virtual_gpu("h200") as gpu:
+    with virtual_gpu("h200", write=True) as gpu:
         callback = fit(tmp_path)
         highest = gpu.peak_allocated_bytes
     peaks = logged(tmp_path, "memory/peak_allocated_gib")
@@ -73,13 +73,16 @@ def test_every_step_s_peak_and_categories_are_logged(tmp_path: Path) -> None:
 
 
 def test_between_two_logs_the_highest_peak_counts(tmp_path: Path) -> None:
-    with virtual_gpu("h200"):
+    with virtual_gpu("h200", write=True):
         fit(tmp_path, every=3)
     assert len(logged(tmp_path, "memory/peak_allocated_gib")) == 2
 
 
 def test_a_leak_is_measured_and_told_with_its_line(tmp_path: Path) -> None:
-    with virtual_gpu("h200"), pytest.warns(UserWarning, match=r"grows by 1.00 MiB in every step, kept from test_light"):
+    with (
+        virtual_gpu("h200", write=True),
+        pytest.warns(UserWarning, match=r"grows by 1.00 MiB in every step, kept from test_light"),
+    ):
         callback = fit(tmp_path, leaks=True)
     assert callback.latest is not None
     assert callback.latest.leak_bytes == MIB
@@ -88,7 +91,7 @@ def test_a_leak_is_measured_and_told_with_its_line(tmp_path: Path) -> None:
 
 def test_on_a_card_that_is_there_the_counters_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "_source", lambda: steps._CudaSteps())
-    with virtual_gpu("h200"):
+    with virtual_gpu("h200", write=True):
         callback = fit(tmp_path)
     step = callback.latest
     assert step is not None

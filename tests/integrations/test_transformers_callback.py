@@ -102,7 +102,7 @@ def test_it_reaches_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from tensorboard.backend.event_processing import event_accumulator
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
-    with virtual_gpu("h200"):
+    with virtual_gpu("h200", write=True):
         trainer, _ = train(tmp_path, report_to="tensorboard")
     board = event_accumulator.EventAccumulator(str(next((tmp_path).rglob("events.out.*")).parent))
     board.Reload()

@@ -55,7 +55,15 @@ def test_a_plan_alone_runs_nothing(benchmark: ModuleType, capsys: pytest.Capture
 def test_on_the_virtual_gpu_every_phase_is_within_3_percent_of_its_plan(tmp_path: Path) -> None:
     words = "--prompts 2 --group 8 --prompt 124 --completion 4 --micro-batch 16 --reference copy --steps 1 --eager"
     done = run_tonnage(
-        "run", "--gpu", "h200", str(SCRIPT), *words.split(), "--out", str(tmp_path / "out.json"), timeout_s=900
+        "run",
+        "--write",
+        "--gpu",
+        "h200",
+        str(SCRIPT),
+        *words.split(),
+        "--out",
+        str(tmp_path / "out.json"),
+        timeout_s=900,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())

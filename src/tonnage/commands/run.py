@@ -24,6 +24,8 @@ ALL_CARDS = "all"
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
+    from tonnage.script.assume import assume_lines
+
     parser = parser_of("run")
     options = parser.parse_args(words)
     if not options.gpu + options.gpus and any(word.startswith("--gpu") for word in options.arguments):
@@ -37,6 +39,7 @@ def command(words: list[str]) -> int:
         parser.error(f"--gpu {options.gpu} names no card")
     cluster = find_cuda_cluster(options.gpus) if options.gpus else None
     page = page_of(options)
+    assume_lines(options.assume)
     launch = read(options, gpus=cluster.gpus_per_host if cluster else 1)
     if launch.has_ranks:
         if len(cards) > 1 or on_all:
@@ -65,7 +68,6 @@ def command(words: list[str]) -> int:
 
 def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
     """What is to run, and whether the recording can be kept: before the run, so that no one waits for a mistake."""
-    from tonnage.script.assume import assume_lines
     from tonnage.script.launchers import read_launch
 
     output = options.output
@@ -86,7 +88,6 @@ def read(options: Namespace, *, gpus: int = 1) -> "LaunchCommand":
         if not ended_in_error(output):
             raise OutputExists(f"{output} exists already.", hint="Choose another name, or pass --force to replace it.")
         options.force = True  # a run that failed is no answer: the next try may take its place
-    assume_lines(options.assume)
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=gpus)
     os.environ.update(launch.environment)
     return launch

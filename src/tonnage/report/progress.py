@@ -69,10 +69,13 @@ def line(step: int, phase: str, module: str, peak_bytes: int, capacity_bytes: in
 
 
 class ProgressFile:
-    """The same for a program: one sentence in a file, rewritten at most twice a second."""
+    """The same for a program: one sentence in a file, rewritten at most twice a second.
+
+    The file is opened before the script runs, whose own files go elsewhere.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = path.open("w", encoding="utf-8")
         self._next_s = 0.0
 
     def update(self, *, step: int, phase: str, module: str, peak_bytes: int) -> None:
@@ -83,7 +86,10 @@ class ProgressFile:
         self._next_s = now_s + 5 * _INTERVAL_S
         where = f"step {step}, {phase}" if step else phase or "starting"
         with suppress(OSError):
-            self._path.write_text(f"{where}, peak {peak_bytes / 2**30:.1f} GiB")
+            self._file.seek(0)
+            self._file.write(f"{where}, peak {peak_bytes / 2**30:.1f} GiB")
+            self._file.truncate()
+            self._file.flush()
 
 
 class _Watched:

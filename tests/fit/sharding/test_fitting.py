@@ -43,7 +43,14 @@ def test_a_script_under_torchrun_shards_and_ends_though_batches_are_uneven(tmp_p
 
 
 def test_on_virtual_gpus_the_first_way_that_fits_each_budget_is_chosen(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("tonnage")), "run", "--gpus", "2xh200", str(VIRTUAL_SCRIPT)]
+    command = [
+        str(Path(sys.executable).with_name("tonnage")),
+        "run",
+        "--write",
+        "--gpus",
+        "2xh200",
+        str(VIRTUAL_SCRIPT),
+    ]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]

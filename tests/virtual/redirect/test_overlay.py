@@ -85,8 +85,8 @@ def result(words: tuple[str, ...]) -> object:
     except shutil.SameFileError:
         return "same file"
     except OSError as error:
-        # Below a file there is nothing: which of the two errors says so depends on how the path is looked up.
-        return errno.ENOENT if error.errno == errno.ENOTDIR else error.errno
+        # Below a file or a link to itself there is nothing: which error says so depends on how the path is looked up.
+        return errno.ENOENT if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.errno
     except RecursionError:
         return "recursion"
 
@@ -117,7 +117,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("redirector", [NativeRedirector, PythonRedirector])
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(calls=st.lists(call, max_size=14))
 def test_overlay_behaves_as_a_real_folder(
     redirector: type[Redirector], folders: tuple[Path, Path], calls: list[tuple[str, ...]]

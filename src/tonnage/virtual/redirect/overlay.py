@@ -328,7 +328,7 @@ class Overlay:
     def _shadow_parent(self, canonical: str) -> None:
         """Make the folder above the path in the scratch folder, if the user may write to it."""
         folder = self._location_of(os.path.dirname(canonical))
-        is_original = folder.place is Place.ORIGINAL and _exists(folder.physical)
+        is_original = folder.place is Place.ORIGINAL and _is_folder(folder.physical)
         if is_original and not plain.access(folder.physical, os.W_OK | os.X_OK):
             raise _error(errno.EACCES, canonical)
         self._shadow(folder)

@@ -92,7 +92,8 @@ int tr_shadow_parent(const char *canonical) {
   if (tr_changed_path(parent, changed)) return -1;
   int is_new = sys_stat(changed, &status, AT_SYMLINK_NOFOLLOW) != 0;
   // Where the user may not write, neither may the program.
-  if (is_new && !tr_is_hidden(parent) && syscall(SYS_faccessat, AT_FDCWD, parent, W_OK | X_OK) && errno != ENOENT) return -1;
+  int is_folder = is_new && !tr_is_hidden(parent) && sys_stat(parent, &status, 0) == 0 && S_ISDIR(status.st_mode);
+  if (is_folder && syscall(SYS_faccessat, AT_FDCWD, parent, W_OK | X_OK)) return -1;
   return shadow(parent);
 }
 
@@ -329,7 +330,7 @@ int tr_rename(const char *from, const char *to, unsigned flags) {
   if (tr_stat(from, &old)) return -1;
   if (!strcmp(from, to)) return flags ? fail(EEXIST) : 0;
   size_t length = strlen(from), target_length = strlen(to);
-  if (!strncmp(from, to, length) && to[length] == '/') return fail(EINVAL);
+  if (!strncmp(from, to, length) && to[length] == '/') return fail(S_ISDIR(old.st_mode) ? EINVAL : ENOTDIR);
   if (!strncmp(from, to, target_length) && from[target_length] == '/') return fail(ENOTEMPTY);
   if (tr_stat(to, &existing) == 0) {
     if (flags) return fail(EEXIST);

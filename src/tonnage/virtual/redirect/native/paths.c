@@ -195,6 +195,11 @@ static int exists(const char *path) {
   return syscall(SYS_newfstatat, AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
+static int is_folder(const char *path) {
+  struct stat status;
+  return syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) == 0 && S_ISDIR(status.st_mode);
+}
+
 static int is_gone(const char *canonical) {
   Path gone;
   tr_gone_path(canonical, gone);
@@ -266,6 +271,16 @@ int tr_locate(int at, const char *path, int follow, Path canonical, Place *place
       continue;
     }
     if (size == 2 && next[0] == '.' && next[1] == '.') {
+      Path changed;
+      int is_missing = *place == HIDDEN || (*place == ORIGINAL && !exists(canonical));
+      is_missing = is_missing || (*place == CHANGED && (tr_changed_path(canonical, changed) || !is_folder(changed)));
+      if (length && is_missing) {
+        // Above a folder that is not there, there is nothing either.
+        if (tr_join(canonical, canonical, "/..")) goto done;
+        length += 3;
+        *place = tr_place(canonical);
+        break;
+      }
       while (length && canonical[--length] != '/') {}
       canonical[length] = 0;
       next = end;
@@ -291,7 +306,13 @@ int tr_locate(int at, const char *path, int follow, Path canonical, Place *place
     if (is_last && !follow && !*next) break;
     Path target, joined;
     if (link_at(canonical, *place, hash, is_last, target) <= 0) continue;
-    if (++links > MOST_LINKS || tr_join(joined, target, next)) goto done;
+    if (++links > MOST_LINKS) {  // the call itself fails at this link
+      if (tr_join(canonical, canonical, next)) goto done;
+      length = strlen(canonical);
+      *place = tr_place(canonical);
+      break;
+    }
+    if (tr_join(joined, target, next)) goto done;
     int is_absolute = target[0] == '/';
     length = is_absolute ? 0 : before;
     hash = is_absolute ? FIRST : hash_before;
