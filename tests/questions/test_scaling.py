@@ -6,10 +6,14 @@ from questions.asking import answer
 # Q: How many GPUs does it take to train a 70B model?
 def test_cards_for_a_70b_model() -> None:
     found = answer("tonnage plan train llama-3.1-70b --gpus 8xh100 --seq 8k --offload none")
-    # 16 bytes a parameter are 1,051 GiB, which 8 cards of 80 GB do not hold and 16 do.
+    # 16 bytes a parameter are 1,051 GiB, which 8 cards of 80 GB do not hold. 16 do, but a host's eight ranks cannot load
+    # the model into 2 TiB where each copies it, and what loads it in parts needs more of a card.
     assert found["status"] == 1
-    assert any("16xh100" in remedy["flag"] for remedy in found["remedies"])
-    assert answer("tonnage plan train llama-3.1-70b --gpus 16xh100 --seq 8k --offload none")["status"] == 0
+    assert any("32xh100" in remedy["flag"] for remedy in found["remedies"])
+    assert answer("tonnage plan train llama-3.1-70b --gpus 16xh100 --seq 8k --offload none")["status"] == 1
+    assert answer("tonnage plan train llama-3.1-70b --gpus 32xh100 --seq 8k --offload none")["status"] == 0
+    roomy = "tonnage plan train llama-3.1-70b --gpus 16xh100 --seq 8k --offload none --host-memory 5t"
+    assert answer(roomy)["status"] == 0
 
 
 # Q: What is the longest context I can train an 8B model with on 8 H100s?

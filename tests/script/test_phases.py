@@ -39,7 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(checkpoints: Path) -> Recording:
-    with tonnage.virtual_gpu("h200") as gpu:
+    with tonnage.virtual_gpu("h200", write=True) as gpu:
         trainer(checkpoints, max_steps=4, eval_strategy="steps", eval_steps=2, save_steps=2).train()
         return gpu.recording
 
