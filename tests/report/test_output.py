@@ -47,7 +47,9 @@ def test_the_keys_that_scripts_rely_on_are_there(tmp_path: Path) -> None:
     assert said["peak_process_bytes"] == said["peak_reserved_bytes"] + 700 * MIB
     assert set(said["phases"]) >= {"forward", "backward", "optimizer"}
     assert said["largest"][0]["each_bytes"] == 8 * 1024 * 50304 * 4
-    assert said["stand_ins"] == [{"what": "loss.item()", "line": "train.py:90", "count": 3, "value": "1.0", "decides": ""}]
+    assert said["stand_ins"] == [
+        {"what": "loss.item()", "line": "train.py:90", "count": 3, "value": "1.0", "decides": ""}
+    ]
     assert [note["operator"] for note in said["not_modelled"]] == ["my::kernel"]
     assert said["peak"]["line"] == "train.py:89"
     assert said["oom"] is None

@@ -150,12 +150,18 @@ def test_vision_language_models_are_fine_tuned(tmp_path: Path) -> None:
     assert done.stdout.split()[:3] == ["llava", "gemma3", "qwen2_vl"]
 
 
+def take_interrupts() -> None:
+    """Let a child be interrupted even if these tests run in the background of a shell, which ignores interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupted(folder: Path) -> str:
     """The error that a run reports after Ctrl-C, in a loop that does nothing but allocate."""
     script, figures = folder / "loops.py", folder / "figures.json"
     script.write_text("import torch\nprint('go', flush=True)\nwhile True:\n    torch.ones(9, device='cuda')\n")
     command = [str(TONNAGE), "run", "--gpu", "h200", "--json", str(figures), str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **streams, text=True, preexec_fn=take_interrupts) as process:
         assert process.stdout and process.stdout.readline() == "go\n"
         time.sleep(1)
         process.send_signal(signal.SIGINT)
@@ -191,7 +197,7 @@ def test_an_interrupt_inside_a_finalizer_is_not_lost(tmp_path: Path) -> None:
         "print('went on')\n"
     )
     command = [str(TONNAGE), "run", "--gpu", "h200", "--json", str(figures), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=take_interrupts)
     assert "woken" in done.stdout
     assert "went on" not in done.stdout
     assert json.loads(figures.read_text())["error"] == "interrupted"
